@@ -1,0 +1,60 @@
+// Small conversions and containers that every native file uses. No SIMD here: this header is compiled for the baseline CPU only.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sys/mman.h>
+
+namespace mill {
+
+constexpr int kLanes = 16;   // outputs of a weight panel, partial sums of a long reduction
+constexpr int kFrame = 8;    // token positions of a KV frame
+constexpr int kCut = 512;    // token positions of an attention cut
+
+[[gnu::always_inline]] inline float bf16_to_f32(uint16_t v) { return std::bit_cast<float>(uint32_t(v) << 16); }
+
+[[gnu::always_inline]] inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16;
+    const uint32_t exponent = (h >> 10) & 31;
+    const uint32_t mantissa = h & 0x3ff;
+    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | (mantissa << 13));
+    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+    const float magnitude = float(mantissa) * 0x1p-24f;  // subnormal: exact
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+// Zeroed anonymous memory, backed by 2 MiB pages where the system grants them. Pages become resident when first touched.
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(size_t bytes) : bytes_(bytes) {
+        if (bytes == 0) return;
+        void* p = mmap(nullptr, mapped(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<uint8_t*>(p);
+#ifdef MADV_HUGEPAGE
+        if (bytes >= kHuge) madvise(data_, mapped(), MADV_HUGEPAGE);
+#endif
+    }
+    Memory(Memory&& other) noexcept { swap(other); }
+    Memory& operator=(Memory&& other) noexcept { swap(other); return *this; }
+    Memory(const Memory&) = delete;
+    ~Memory() { if (data_) munmap(data_, mapped()); }
+
+    uint8_t* data() const { return data_; }
+    size_t size() const { return bytes_; }
+    template <class T> T* as() const { return reinterpret_cast<T*>(data_); }
+
+private:
+    static constexpr size_t kHuge = size_t(2) << 20;
+    size_t mapped() const { return bytes_ >= kHuge ? (bytes_ + kHuge - 1) / kHuge * kHuge : bytes_; }
+    void swap(Memory& o) { std::swap(data_, o.data_); std::swap(bytes_, o.bytes_); }
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace mill

@@ -1,0 +1,132 @@
+// A recorded forward pass: a flat list of phases over fixed buffers, replayed once per engine step with new rows.
+#pragma once
+
+#include "kernels.h"
+#include "pool.h"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace mill {
+
+struct Segment {
+    int row, rows, position, extent, extents;
+};
+
+// One step's input; see kernels/ops.py. Spans are only read during run().
+struct Batch {
+    std::span<const int32_t> tokens;
+    std::span<const Segment> segments;
+    std::span<const int32_t> frames, starts;   // extents of all segments
+    std::span<const int32_t> outputs;
+};
+
+// Up to kMaxAttendRows (token, head of the group) rows of one segment for one kv head; `cut` < 0: all cuts.
+struct AttendItem {
+    int segment, first, count, kv_head, cut, partial;
+};
+
+// The row blocks of an attention op with a given window, laid out anew for every step.
+struct AttendPlan {
+    int window;                       // 0: none
+    std::vector<AttendItem> items;    // phase one
+    std::vector<AttendItem> merges;   // phase two: `cut` is the number of partials, from `partial` on
+};
+
+// What all phases of a step share.
+struct StepState {
+    Batch batch;
+    int rows = 0, outputs = 0;
+    std::vector<int32_t> position, frame;      // per token row; frame: number in the pool
+    std::vector<AttendPlan> plans;
+};
+
+struct ThreadScratch {
+    std::unique_ptr<AttendScratch> attend;
+    Memory unpacked, o, total;
+};
+
+// Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
+struct Partials {
+    float *m, *o;
+};
+
+class Phase {
+public:
+    virtual ~Phase() = default;
+    virtual int items(const StepState& s) const = 0;
+    virtual void run(const StepState& s, int begin, int end, ThreadScratch& scratch) = 0;
+};
+
+struct TapeShape {
+    int max_rows, max_outputs, max_cols, frames;   // max_cols: inputs of the widest linear op
+    PageFormat page;
+    int heads;
+};
+
+class Tape {
+public:
+    Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& shape);
+
+    int add_buffer(int width, bool output_rows);
+    int add_rope(std::vector<double> inverse_frequencies);
+
+    struct Prologue {
+        enum Kind { None, Norm, Gate } kind = None;
+        std::vector<float> weight;
+        float eps = 0;
+        Activation activation = Activation::Silu;
+    };
+
+    void embed(std::shared_ptr<Weight> w, int out, float scale);
+    void linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Prologue prologue, std::vector<float> bias, bool accumulate);
+    void rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps);
+    void attention(int layer, int out, int window);
+    void add_norm(int x, int y, std::vector<float> weight, float eps);
+    void select(int x, int out);
+
+    // Executes the step. Throws std::invalid_argument, before anything is written, if the batch does not fit the tape.
+    void run(const Batch& batch);
+    // Computes the logits of other rows of the step that run() executed last.
+    void rerun(std::span<const int32_t> outputs);
+
+    const float* buffer(int index) const { return buffers_[index].memory.as<float>(); }
+    int width(int index) const { return buffers_[index].width; }
+    uint8_t* kv() const { return kv_.data(); }
+    size_t kv_bytes() const { return kv_.size(); }
+
+private:
+    struct Buffer { Memory memory; int width; bool output_rows; };
+    struct Rope { std::vector<double> inverse; Memory cos, sin; };
+
+    float* at(int index) const { return buffers_.at(index).memory.as<float>(); }
+    void prepare(const Batch& batch);
+    void choose_outputs(std::span<const int32_t> outputs, int rows);
+    void execute(size_t first_phase);
+    void plan_attention(AttendPlan& plan, int& partials);
+    int plan_for(int window);
+    template <class P, class... A> void push(A&&... args);
+
+    std::shared_ptr<Pool> pool_;
+    const Kernels& kernels_;
+    TapeShape shape_;
+    std::vector<Buffer> buffers_;
+    std::vector<std::unique_ptr<Rope>> ropes_;
+    std::vector<std::unique_ptr<Phase>> phases_;
+    std::vector<std::unique_ptr<Claims>> claims_;
+    std::vector<int> counts_;
+    std::vector<ThreadScratch> scratch_;
+    StepState state_;
+    int vocabulary_ = 0;
+    size_t select_phase_ = 0;
+
+    Memory kv_, q_;
+    // Input of the linear op under way: what its prologue gives, and that quantised. Shared, since ops run one after another.
+    Memory dense_, quant_memory_[11];
+    QuantRows quant_{};
+    Memory partial_m_, partial_o_;
+    Partials partials_{};
+};
+
+}  // namespace mill

@@ -1,0 +1,110 @@
+// Sixteen float lanes in two registers. Needs AVX2, FMA and F16C.
+#pragma once
+#include <immintrin.h>
+#include <cstdint>
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+struct F { __m256 v[2]; };
+struct I { __m256i v[2]; };
+struct B { __m256i v[2]; };   // 64 bytes
+
+constexpr int kRows = 3, kPanels = 1;
+constexpr int kAttendRows = 4, kValueRows = 3, kValueVectors = 2;
+constexpr int kZero8 = 0;     // dot8 takes the 128 off itself
+
+#define EACH(expr) { {[&](int h) { return expr; }(0), [&](int h) { return expr; }(1)} }
+
+inline F f_set(float x) { return EACH((void(h), _mm256_set1_ps(x))); }
+inline F f_load(const float* p) { return EACH(_mm256_loadu_ps(p + 8 * h)); }
+inline void f_store(float* p, F x) { _mm256_storeu_ps(p, x.v[0]); _mm256_storeu_ps(p + 8, x.v[1]); }
+inline F f_load_n(const float* p, int n) { alignas(64) float t[16] = {}; __builtin_memcpy(t, p, sizeof(float) * n); return f_load(t); }
+inline void f_store_n(float* p, F x, int n) { alignas(64) float t[16]; f_store(t, x); __builtin_memcpy(p, t, sizeof(float) * n); }
+inline F f_add(F a, F b) { return EACH(_mm256_add_ps(a.v[h], b.v[h])); }
+inline F f_sub(F a, F b) { return EACH(_mm256_sub_ps(a.v[h], b.v[h])); }
+inline F f_mul(F a, F b) { return EACH(_mm256_mul_ps(a.v[h], b.v[h])); }
+inline F f_div(F a, F b) { return EACH(_mm256_div_ps(a.v[h], b.v[h])); }
+inline F f_fma(F a, F b, F c) { return EACH(_mm256_fmadd_ps(a.v[h], b.v[h], c.v[h])); }
+inline F f_max(F a, F b) { return EACH(_mm256_max_ps(a.v[h], b.v[h])); }
+inline F f_min(F a, F b) { return EACH(_mm256_min_ps(a.v[h], b.v[h])); }
+inline F f_abs(F a) { return EACH(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v[h])); }
+inline F f_round(F a) { return EACH(_mm256_round_ps(a.v[h], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+inline I i_from_f(F a) { return EACH(_mm256_cvtps_epi32(a.v[h])); }
+inline F f_from_i(I a) { return EACH(_mm256_cvtepi32_ps(a.v[h])); }
+inline F f_scale2(F a, I n) { return EACH(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v[h]), _mm256_slli_epi32(n.v[h], 23)))); }
+inline F f_select(F x, int lo, int hi, float other) {
+    const __m256i low = _mm256_set1_epi32(lo - 1), high = _mm256_set1_epi32(hi), lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return EACH(([&] {
+        const __m256i at = _mm256_add_epi32(lane, _mm256_set1_epi32(8 * h));
+        const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(at, low), _mm256_cmpgt_epi32(high, at));
+        return _mm256_blendv_ps(_mm256_set1_ps(other), x.v[h], _mm256_castsi256_ps(in));
+    }()));
+}
+inline F f_unless_lt(F a, F b, F x) { return EACH(_mm256_and_ps(_mm256_cmp_ps(a.v[h], b.v[h], _CMP_NLT_UQ), x.v[h])); }
+inline F f_half(const void* p) { return EACH(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p) + h))); }
+inline F f_bf16(const void* p) { return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p) + h)), 16))); }
+
+inline I i_set(int32_t x) { return EACH((void(h), _mm256_set1_epi32(x))); }
+inline I i_u8(const void* p) { return EACH(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * h)))); }
+inline I i_s8(const void* p) { return EACH(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * h)))); }
+inline I i_and(I a, int m) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi32(m))); }
+inline I i_or(I a, I b) { return EACH(_mm256_or_si256(a.v[h], b.v[h])); }
+inline I i_add(I a, I b) { return EACH(_mm256_add_epi32(a.v[h], b.v[h])); }
+template <int n> inline I i_shl(I a) { return EACH(_mm256_slli_epi32(a.v[h], n)); }
+template <int n> inline I i_shr(I a) { return EACH(_mm256_srli_epi32(a.v[h], n)); }
+inline void i_store_s8(int8_t* p, I a) {
+    alignas(32) int32_t t[16];
+    for (int h = 0; h < 2; ++h) _mm256_store_si256(reinterpret_cast<__m256i*>(t) + h, a.v[h]);
+    for (int l = 0; l < 16; ++l) p[l] = int8_t(t[l]);
+}
+inline int32_t i_sum(I a) {
+    alignas(32) int32_t t[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(t), _mm256_add_epi32(a.v[0], a.v[1]));
+    int32_t sum = 0;
+    for (int l = 0; l < 8; ++l) sum += t[l];
+    return sum;
+}
+
+inline B b_load2(const void* lower, const void* upper) { return {{_mm256_loadu_si256(static_cast<const __m256i*>(lower)), _mm256_loadu_si256(static_cast<const __m256i*>(upper))}}; }
+inline B b_load(const void* p) { return b_load2(p, static_cast<const char*>(p) + 32); }
+inline void b_store(void* p, B x) { for (int h = 0; h < 2; ++h) _mm256_storeu_si256(static_cast<__m256i*>(p) + h, x.v[h]); }
+inline B b_or(B a, B b) { return EACH(_mm256_or_si256(a.v[h], b.v[h])); }
+inline B b_low(B a) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi8(15))); }
+inline B b_high(B a) { return EACH(_mm256_and_si256(_mm256_srli_epi16(a.v[h], 4), _mm256_set1_epi8(15))); }
+template <int j> inline B b_bit(B a) {
+    return EACH(_mm256_and_si256(j <= 4 ? _mm256_slli_epi16(a.v[h], j <= 4 ? 4 - j : 0) : _mm256_srli_epi16(a.v[h], j > 4 ? j - 4 : 0), _mm256_set1_epi8(16)));
+}
+template <int j> inline B b_crumb(B a) {
+    return EACH(_mm256_and_si256(j <= 2 ? _mm256_slli_epi16(a.v[h], j <= 2 ? 4 - 2 * j : 0) : _mm256_srli_epi16(a.v[h], 2), _mm256_set1_epi8(48)));
+}
+inline B b_even_only(B a) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi32(0xffff))); }
+
+inline __m256i quad_of(const int8_t* a) { int32_t quad; __builtin_memcpy(&quad, a, 4); return _mm256_set1_epi32(quad); }
+// vpmaddubsw saturates at 16 bits: two products of values up to 63 x 127 fit; dot8 moves the sign of w to a, so that two of 128 x 127 fit.
+inline I dot(I acc, B w, const int8_t* a) {
+    const __m256i quad = quad_of(a), ones = _mm256_set1_epi16(1);
+    return EACH(_mm256_add_epi32(acc.v[h], _mm256_madd_epi16(_mm256_maddubs_epi16(w.v[h], quad), ones)));
+}
+inline I dot8(I acc, B w, const int8_t* a) {
+    const __m256i quad = quad_of(a), ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(-128);
+    return EACH(([&] {
+        const __m256i s = _mm256_xor_si256(w.v[h], flip);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(quad, s));
+        return _mm256_add_epi32(acc.v[h], _mm256_madd_epi16(pairs, ones));
+    }()));
+}
+inline F dot2(F acc, B x, const uint16_t* a) {
+    const __m256 a0 = _mm256_set1_ps(__builtin_bit_cast(float, uint32_t(a[0]) << 16));
+    const __m256 a1 = _mm256_set1_ps(__builtin_bit_cast(float, uint32_t(a[1]) << 16));
+    return EACH(([&] {
+        const __m256 x0 = _mm256_castsi256_ps(_mm256_slli_epi32(x.v[h], 16));
+        const __m256 x1 = _mm256_castsi256_ps(_mm256_and_si256(x.v[h], _mm256_set1_epi32(int(0xffff0000))));
+        return _mm256_fmadd_ps(a0, x0, _mm256_fmadd_ps(a1, x1, acc.v[h]));
+    }()));
+}
+
+#undef EACH
+
+}  // namespace

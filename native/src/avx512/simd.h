@@ -1,0 +1,86 @@
+// Sixteen float lanes in one register. Needs AVX-512 F, BW, VL, DQ, VNNI and BF16.
+#pragma once
+#include <immintrin.h>
+#include <cstdint>
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+struct F { __m512 v; };
+struct I { __m512i v; };
+struct B { __m512i v; };   // 64 bytes
+
+constexpr int kRows = 4, kPanels = 2;          // register tile of the large-M kernel
+constexpr int kAttendRows = 8, kValueRows = 4, kValueVectors = 4;
+constexpr int kZero8 = 128;                    // what dot8 expects the caller to subtract
+
+inline F f_set(float x) { return {_mm512_set1_ps(x)}; }
+inline F f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F f_load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
+inline void f_store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+inline void f_store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), x.v); }
+inline F f_add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F f_sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F f_mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F f_div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F f_fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F f_max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F f_min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F f_abs(F a) { return {_mm512_abs_ps(a.v)}; }
+inline F f_round(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline I i_from_f(F a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline F f_from_i(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline F f_scale2(F a, I n) { return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))}; }
+// Lanes [lo, hi) of x, `other` elsewhere.
+inline F f_select(F x, int lo, int hi, float other) {
+    const uint32_t below = lo <= 0 ? 0 : lo >= 16 ? 0xffff : (1u << lo) - 1;
+    const uint32_t upto = hi <= 0 ? 0 : hi >= 16 ? 0xffff : (1u << hi) - 1;
+    return {_mm512_mask_blend_ps(__mmask16(upto & ~below), _mm512_set1_ps(other), x.v)};
+}
+// 0 where a < b, else x.
+inline F f_unless_lt(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)}; }
+inline F f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
+inline F f_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))}; }
+
+inline I i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I i_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
+inline I i_s8(const void* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
+inline I i_and(I a, int m) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(m))}; }
+inline I i_or(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline I i_add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+template <int n> inline I i_shl(I a) { return {_mm512_slli_epi32(a.v, n)}; }
+template <int n> inline I i_shr(I a) { return {_mm512_srli_epi32(a.v, n)}; }
+inline void i_store_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+inline int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a.v); }
+
+inline B b_load(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline B b_load2(const void* lower, const void* upper) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(lower)));
+    return {_mm512_inserti64x4(low, _mm256_loadu_si256(static_cast<const __m256i*>(upper)), 1)};
+}
+inline void b_store(void* p, B x) { _mm512_storeu_si512(p, x.v); }
+inline B b_or(B a, B b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline B b_low(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline B b_high(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+// Bit j of every byte, moved to bit 4; two bits 2j, 2j + 1 moved to bits 4 and 5.
+template <int j> inline B b_bit(B a) {
+    const __m512i moved = j <= 4 ? _mm512_slli_epi16(a.v, j <= 4 ? 4 - j : 0) : _mm512_srli_epi16(a.v, j > 4 ? j - 4 : 0);
+    return {_mm512_and_si512(moved, _mm512_set1_epi8(16))};
+}
+template <int j> inline B b_crumb(B a) {
+    const __m512i moved = j <= 2 ? _mm512_slli_epi16(a.v, j <= 2 ? 4 - 2 * j : 0) : _mm512_srli_epi16(a.v, 2);
+    return {_mm512_and_si512(moved, _mm512_set1_epi8(48))};
+}
+inline B b_even_only(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff))}; }
+
+// acc + u8 x s8 over quads; a holds 4 signed bytes for all lanes. dot8 takes bytes above 127 too.
+inline I dot(I acc, B w, const int8_t* a) { int32_t quad; __builtin_memcpy(&quad, a, 4); return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(quad))}; }
+inline I dot8(I acc, B w, const int8_t* a) { return dot(acc, w, a); }
+// acc + bf16 pairs; a holds one pair for all lanes.
+inline F dot2(F acc, B x, const uint16_t* a) {
+    int32_t pair; __builtin_memcpy(&pair, a, 4);
+    return {_mm512_dpbf16_ps(acc.v, (__m512bh)x.v, (__m512bh)_mm512_set1_epi32(pair))};
+}
+
+}  // namespace

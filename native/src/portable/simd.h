@@ -1,0 +1,88 @@
+// Sixteen float lanes as compiler vectors: any CPU, and whatever vector unit the compiler knows for it. No fused multiply-add.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#define UNROLL _Pragma("GCC unroll 2")
+
+namespace {
+
+typedef float VF __attribute__((vector_size(64)));
+typedef int32_t VI __attribute__((vector_size(64)));
+typedef uint32_t VU __attribute__((vector_size(64)));
+typedef uint8_t VB __attribute__((vector_size(64)));
+
+struct F { VF v; };
+struct I { VI v; };
+struct B { VB v; };
+
+constexpr int kRows = 2, kPanels = 1;
+constexpr int kAttendRows = 4, kValueRows = 2, kValueVectors = 2;
+constexpr int kZero8 = 128;
+
+template <class T> inline T load_any(const void* p) { T t; __builtin_memcpy(&t, p, sizeof(T)); return t; }
+
+inline F f_set(float x) { return {VF{} + x}; }
+inline F f_load(const float* p) { return {load_any<VF>(p)}; }
+inline void f_store(float* p, F x) { __builtin_memcpy(p, &x.v, 64); }
+inline F f_load_n(const float* p, int n) { VF t{}; __builtin_memcpy(&t, p, sizeof(float) * n); return {t}; }
+inline void f_store_n(float* p, F x, int n) { __builtin_memcpy(p, &x.v, sizeof(float) * n); }
+inline F f_add(F a, F b) { return {a.v + b.v}; }
+inline F f_sub(F a, F b) { return {a.v - b.v}; }
+inline F f_mul(F a, F b) { return {a.v * b.v}; }
+inline F f_div(F a, F b) { return {a.v / b.v}; }
+inline F f_fma(F a, F b, F c) { return {a.v * b.v + c.v}; }
+inline F f_max(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
+inline F f_min(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
+inline F f_abs(F a) { return {(VF)((VU)a.v & 0x7fffffffu)}; }
+// Adding and taking off 1.5 x 2^23 rounds half to even for |x| < 2^22, which is all that is ever asked.
+inline F f_round(F a) { return {(a.v + 12582912.0f) - 12582912.0f}; }
+inline I i_from_f(F a) { return {__builtin_convertvector(f_round(a).v, VI)}; }
+inline F f_from_i(I a) { return {__builtin_convertvector(a.v, VF)}; }
+inline F f_scale2(F a, I n) { return {(VF)((VU)a.v + ((VU)n.v << 23))}; }
+inline F f_select(F x, int lo, int hi, float other) {
+    const VI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const VI in = (lane >= lo) & (lane < hi);
+    return {in ? x.v : VF{} + other};
+}
+inline F f_unless_lt(F a, F b, F x) { return {a.v < b.v ? VF{} : x.v}; }
+inline F f_half(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::f16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
+inline F f_bf16(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::bf16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
+
+inline I i_set(int32_t x) { return {VI{} + x}; }
+inline I i_u8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_cast<const uint8_t*>(p)[l]; return {t}; }
+inline I i_s8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_cast<const int8_t*>(p)[l]; return {t}; }
+inline I i_and(I a, int m) { return {a.v & m}; }
+inline I i_or(I a, I b) { return {a.v | b.v}; }
+inline I i_add(I a, I b) { return {a.v + b.v}; }
+template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
+template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
+inline void i_store_s8(int8_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = int8_t(a.v[l]); }
+inline int32_t i_sum(I a) { int32_t sum = 0; for (int l = 0; l < 16; ++l) sum += a.v[l]; return sum; }
+
+inline B b_load(const void* p) { return {load_any<VB>(p)}; }
+inline B b_load2(const void* lower, const void* upper) { VB t; __builtin_memcpy(&t, lower, 32); __builtin_memcpy(reinterpret_cast<char*>(&t) + 32, upper, 32); return {t}; }
+inline void b_store(void* p, B x) { __builtin_memcpy(p, &x.v, 64); }
+inline B b_or(B a, B b) { return {a.v | b.v}; }
+inline B b_low(B a) { return {a.v & 15}; }
+inline B b_high(B a) { return {a.v >> 4}; }
+template <int j> inline B b_bit(B a) { return {((a.v >> j) & 1) << 4}; }
+template <int j> inline B b_crumb(B a) { return {((a.v >> (2 * j)) & 3) << 4}; }
+inline B b_even_only(B a) { return {(VB)((VU)a.v & 0xffffu)}; }
+
+inline I dot(I acc, B w, const int8_t* a) {
+    alignas(64) uint8_t bytes[64];
+    __builtin_memcpy(bytes, &w.v, 64);
+    const int a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    for (int l = 0; l < 16; ++l) acc.v[l] += bytes[4 * l] * a0 + bytes[4 * l + 1] * a1 + bytes[4 * l + 2] * a2 + bytes[4 * l + 3] * a3;
+    return acc;
+}
+inline I dot8(I acc, B w, const int8_t* a) { return dot(acc, w, a); }
+inline F dot2(F acc, B x, const uint16_t* a) {
+    const VU u = (VU)x.v;
+    const VF x0 = (VF)(u << 16), x1 = (VF)(u & 0xffff0000u);
+    const VF inner = mill::bf16_to_f32(a[1]) * x1 + acc.v;
+    return {mill::bf16_to_f32(a[0]) * x0 + inner};
+}
+
+}  // namespace

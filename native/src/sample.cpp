@@ -1,0 +1,195 @@
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace mill {
+namespace {
+
+constexpr double kLog2e = 1.44269504088896340736;
+
+// Philox4x32-10 (Salmon et al. 2011): four random words for a counter under a key.
+struct Words { uint32_t w[4]; };
+
+inline Words philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2) {
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    uint32_t x0 = c0, x1 = c1, x2 = c2, x3 = 0;
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t(0xD2511F53u) * x0, b = uint64_t(0xCD9E8D57u) * x2;
+        x0 = uint32_t(b >> 32) ^ x1 ^ k0;
+        x1 = uint32_t(b);
+        x2 = uint32_t(a >> 32) ^ x3 ^ k1;
+        x3 = uint32_t(a);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{x0, x1, x2, x3}};
+}
+
+// Natural logarithm of a positive normal number, the same on every machine: 2 atanh((m - 1) / (m + 1)) + e ln 2.
+double natural_log(double x) {
+    uint64_t bits = std::bit_cast<uint64_t>(x);
+    int e = int(bits >> 52) - 1023;
+    double m = std::bit_cast<double>((bits & 0xfffffffffffffull) | 0x3ff0000000000000ull);
+    if (m > 1.41421356237309504880) { m *= 0.5; e += 1; }
+    const double s = (m - 1.0) / (m + 1.0), z = s * s;
+    double sum = 0.0;
+    for (int i = 23; i >= 1; i -= 2) sum = sum * z + 1.0 / i;
+    return 2.0 * s * sum + e * 0.69314718055994530942;
+}
+
+double gumbel_of(uint32_t word) {
+    const double u = (double(word) + 0.5) * 0x1p-32;
+    return -natural_log(-natural_log(u));
+}
+
+// The order of tokens: larger value first, NaN last, ties to the lower id. An order for all values, without which sorting has no bounds.
+struct Better {
+    const float* z;
+    bool operator()(int32_t a, int32_t b) const {
+        if (z[a] > z[b]) return true;
+        if (z[a] < z[b]) return false;
+        const bool nan_a = z[a] != z[a], nan_b = z[b] != z[b];
+        return nan_a == nan_b ? a < b : nan_b;
+    }
+};
+
+int32_t argmax(const Kernels& k, const float* z, int n) {
+    const float high = k.row_max(z, n);
+    for (int i = 0; i < n; ++i)
+        if (z[i] == high) return i;
+    return 0;   // all NaN
+}
+
+void edit(float* z, const SampleRow& how) {
+    for (size_t i = 0; i < how.seen.size(); ++i) {
+        float& value = z[how.seen[i]];
+        if (how.repetition != 1.0f) value = value > 0 ? value / how.repetition : value * how.repetition;
+        const int count = how.seen_count[i];
+        if (count > 0) value -= how.presence + how.frequency * float(count);
+    }
+    for (size_t i = 0; i < how.bias.size(); ++i) z[how.bias[i]] += how.bias_value[i];
+    for (int32_t token : how.banned) z[token] = -std::numeric_limits<float>::infinity();
+}
+
+// Fills `kept` with the first `want` tokens in order of likelihood, sorted.
+void best_tokens(const float* z, int n, int want, std::vector<int32_t>& kept) {
+    kept.resize(n);
+    for (int i = 0; i < n; ++i) kept[i] = i;
+    want = std::min(want, n);
+    if (want < n) std::nth_element(kept.begin(), kept.begin() + want, kept.end(), Better{z});
+    kept.resize(want);
+    std::sort(kept.begin(), kept.end(), Better{z});
+}
+
+double weight_of(float z, float high, double temperature) { return std::exp2((double(z) - double(high)) / temperature * kLog2e); }
+
+// The tokens that survive top_k, then top_p, then min_p.
+void filter(const float* z, int n, const SampleRow& how, std::vector<int32_t>& kept) {
+    const int limit = how.top_k > 0 ? std::min(how.top_k, n) : n;
+    double total = 0;
+    if (how.top_k == 0 && how.top_p < 1.0) {
+        const float high = *std::max_element(z, z + n);
+        for (int i = 0; i < n; ++i) total += weight_of(z[i], high, how.temperature);
+    }
+    // Without top_k few tokens usually make up top_p: take more only when they do not.
+    for (int want = how.top_k > 0 ? limit : std::min(n, 256);; want = std::min(n, want * 8)) {
+        best_tokens(z, n, want, kept);
+        if (how.top_k > 0 && how.top_p < 1.0) {
+            total = 0;
+            for (int32_t t : kept) total += weight_of(z[t], z[kept[0]], how.temperature);
+        }
+        double sum = 0;
+        const double enough = how.top_p * total;
+        size_t i = 0;
+        bool done = false;
+        for (; i < kept.size() && !done; ++i) {
+            const double w = weight_of(z[kept[i]], z[kept[0]], how.temperature);
+            if (w < how.min_p) { done = true; break; }
+            sum += w;
+            done = how.top_p < 1.0 && sum >= enough;
+        }
+        if (done || want == limit) {
+            kept.resize(std::max<size_t>(i, 1));
+            return;
+        }
+    }
+}
+
+int32_t draw(const float* z, const SampleRow& how, std::span<const int32_t> tokens) {
+    double best = -std::numeric_limits<double>::infinity();
+    int32_t winner = tokens[0];
+    for (int32_t t : tokens) {
+        const double score = double(z[t]) / how.temperature + gumbel(how.seed, how.choice, how.position, t);
+        if (score > best || (score == best && t < winner)) { best = score; winner = t; }
+    }
+    return winner;
+}
+
+// Draws from the whole vocabulary. A token whose value is d below the best score so far wins only if its noise exceeds d, that is if
+// 1 - u < exp(-d) (as exp(-x) >= 1 - x); nearly all are told apart by that, and only the rest cost two logarithms.
+int32_t draw_all(const Kernels& k, const float* z, int n, const SampleRow& how) {
+    int32_t winner = argmax(k, z, n);
+    double best = double(z[winner]) / how.temperature + gumbel(how.seed, how.choice, how.position, winner);
+    const float inverse = float(kLog2e / how.temperature);
+    constexpr int kChunk = 1024;
+    alignas(64) float chance[kChunk];
+    for (int at = 0; at < n; at += kChunk) {
+        const int count = std::min(kChunk, n - at);
+        // A little above the true chance, so that rounding never rejects a winner.
+        k.exp2_scaled(z + at, count, inverse, float(-best * kLog2e) + 1e-3f + 1e-5f * float(std::fabs(best)), chance);
+        for (int i = 0; i < count; i += 4) {
+            const int quad = std::min(4, count - i);
+            float most = 0.0f;
+            for (int j = 0; j < quad; ++j) most = std::max(most, chance[i + j]);
+            if (!(most > 0x1p-34f)) continue;
+            const Words words = philox(how.seed, uint32_t(at + i) / 4, how.position, how.choice);
+            for (int j = 0; j < quad; ++j) {
+                const float left = float((double(~words.w[j]) + 0.5) * 0x1p-32);   // 1 - u
+                if (left > chance[i + j]) continue;
+                const int32_t t = at + i + j;
+                const double score = double(z[t]) / how.temperature + gumbel_of(words.w[j]);
+                if (score > best || (score == best && t < winner)) { best = score; winner = t; }
+            }
+        }
+    }
+    return winner;
+}
+
+}  // namespace
+
+double gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token) {
+    return gumbel_of(philox(seed, token / 4, position, choice).w[token % 4]);
+}
+
+int32_t sample_row(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch) {
+    const float* z = logits;
+    if (!how.seen.empty() || !how.bias.empty() || !how.banned.empty()) {
+        scratch.z.assign(logits, logits + n);
+        edit(scratch.z.data(), how);
+        z = scratch.z.data();
+    }
+    if (how.temperature == 0.0) return argmax(k, z, n);
+    if (how.top_k == 0 && how.top_p >= 1.0 && how.min_p == 0.0) return draw_all(k, z, n, how);
+    filter(z, n, how, scratch.kept);
+    return draw(z, how, scratch.kept);
+}
+
+Likelihood likelihood_of(const Kernels& k, const float* logits, int n, int token, int top_n, int32_t* top, double* top_logprob, SampleScratch& scratch) {
+    const float high = k.row_max(logits, n);
+    const double norm = double(high) + natural_log(k.sum_exp(logits, n, high));
+    int rank = 0;
+    const float own = logits[token];
+    for (int i = 0; i < n; ++i) rank += logits[i] > own || (logits[i] == own && i < token);
+    if (top_n > 0) {
+        best_tokens(logits, n, top_n, scratch.kept);
+        for (int i = 0; i < top_n; ++i) {
+            top[i] = scratch.kept[i];
+            top_logprob[i] = double(logits[scratch.kept[i]]) - norm;
+        }
+    }
+    return {double(own) - norm, rank};
+}
+
+}  // namespace mill

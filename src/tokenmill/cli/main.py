@@ -1,0 +1,67 @@
+"""The `tokenmill` command. Only the chosen command's module is imported, so that help and version are instant."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from tokenmill import __version__
+from tokenmill.core.errors import TokenmillError
+
+COMMANDS = {
+    "run": "Answer one prompt on standard output.",
+    "chat": "Talk to a model in the terminal.",
+    "serve": "Serve a model over an OpenAI-compatible API.",
+    "pull": "Fetch a model into the cache and print its path.",
+    "models": "List the known models and those in the cache.",
+    "rm": "Delete a model from the cache.",
+}
+"""Every command and its help line; `tokenmill.cli.<name>` has the function `command` whose docstring begins with that line."""
+
+
+class LazyCommand(typer.core.TyperCommand):
+    """Stands for a command in the help; becomes the real one when it is parsed."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        module = importlib.import_module(f"tokenmill.cli.{self.name}")
+        single = typer.Typer(add_completion=False)
+        single.command(self.name)(module.command)
+        return typer.main.get_command(single).make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """All commands of the table, unimported."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, line in COMMANDS.items():
+            self.add_command(LazyCommand(name, help=line))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """An LLM inference engine and server: one model, one command, the same answer every time."""
+
+
+def main() -> None:
+    """Run the command line: exit status 1 and a message for errors of the caller, 2 for wrong usage, 130 for Ctrl-C."""
+    try:
+        app(prog_name="tokenmill")
+    except TokenmillError as error:
+        sys.exit(f"tokenmill: {error}")

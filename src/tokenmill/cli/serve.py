@@ -1,0 +1,97 @@
+"""`tokenmill serve`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from tokenmill import __version__
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenmill.core.messages import EngineInfo
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A short name, hf:org/repo[:file.gguf], or a path.")] = "smollm2:135m",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="TOKENMILL_API_KEY", help="Ask clients for this key.")] = None,
+    served_model_name: Annotated[list[str] | None, typer.Option(help="What clients call the model; may be given several times.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt plus answer.")] = None,
+    max_batch_size: Annotated[int, typer.Option(help="Sequences in one step.")] = _DEFAULTS["max_batch_size"],
+    chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
+    threads: Annotated[int, typer.Option(help="0 takes all CPUs of this process.")] = _DEFAULTS["threads"],
+    kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
+) -> None:
+    """Serve a model over an OpenAI-compatible API.
+
+    Ctrl-C or SIGTERM finishes what is in flight; a second one ends at once.
+    """
+    if api_key == "":
+        raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
+    from tokenmill.gateway.server import listen, serve
+
+    sock = listen(host, port)
+    from tokenmill.cluster.supervisor import Supervisor
+    from tokenmill.gateway.service import Service
+    from tokenmill.weights.catalogue import resolve
+    from tokenmill.weights.vocabulary import load_tokenizer
+
+    path = resolve(model)
+    own_name = [] if Path(model).expanduser() == path else [model]
+    names = served_model_name or own_name or [path.stem]
+    config = EngineConfig.from_settings(
+        model=str(path),
+        served_name=names[0],
+        max_model_len=max_model_len,
+        max_batch_size=max_batch_size,
+        chunk_size=chunk_size,
+        threads=threads,
+        kv_cache_config={"memory_budget_gb": kv_memory_gb},
+    )
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    service = Service(Supervisor(config), lambda: load_tokenizer(path), names, api_key)
+
+    def announce(info: EngineInfo) -> None:
+        print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)
+
+    print(f"tokenmill {__version__}: loading {names[0]} from {path}", flush=True)
+    asyncio.run(serve(service, sock, shutdown_timeout, announce))
+
+
+def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: bool) -> str:
+    """What is printed when requests are taken."""
+    body: dict[str, object]
+    if can_chat:
+        path, body = "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    else:
+        path, body = "/v1/completions", {"model": name, "prompt": "The sky is blue because", "max_tokens": 64}
+    key = " -H 'Authorization: Bearer KEY'" if with_key else ""
+    gigabytes = info.kv_tokens * info.kv_bytes_per_token / 1e9
+    return "\n".join(
+        [
+            f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
+            f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
+            f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB)",
+            f"  compute  {info.threads} threads, {info.kernels} kernels",
+            f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
+        ]
+    )
+
+
+def _url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

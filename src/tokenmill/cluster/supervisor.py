@@ -1,0 +1,216 @@
+"""Keeps one engine process running: loads it, watches it, starts it again when it ends or stops moving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenmill.cluster.process import WORKER_COMMAND, WorkerProcess, describe_exit
+from tokenmill.core.clock import Clock, MonotonicClock
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
+from tokenmill.core.messages import EngineInfo, Stats
+from tokenmill.worker.client import EngineClient
+
+log = logging.getLogger(__name__)
+
+
+class State(enum.StrEnum):
+    """`DOWN`: between the end of one process and the readiness of the next."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When to start again, and when to give up. Times in seconds."""
+
+    first_delay: float = 0.25
+    longest_delay: float = 30.0
+    healthy_after: float = 60.0
+    """A process that lived this long makes the next delay `first_delay` again."""
+    load_attempts: int = 5
+    """Failed loads in a row after which a restart is given up. The first load of all has a single attempt."""
+    ask_every: float = 5.0
+    """How often the engine is asked for its counters, which is how a hang is seen."""
+    silent_for: float = 60.0
+    """Silence after which a process counts as hung and is killed, for steps of up to 512 prompt tokens."""
+
+    def delay(self, failures: int) -> float:
+        """The wait before the start that follows `failures` ends in a row."""
+        return min(self.first_delay * 2.0 ** max(0, min(failures - 1, 30)), self.longest_delay)
+
+    def silence(self, chunk_size: int) -> float:
+        """Longer steps may be silent for longer."""
+        return self.silent_for * max(1.0, chunk_size / 512)
+
+
+class Supervisor:
+    """One engine process, kept alive from `start` to `stop`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        policy: RestartPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._policy = policy or RestartPolicy()
+        self._clock = clock or MonotonicClock()
+        self._worker: WorkerProcess | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._state = State.LOADING
+        self._reason = "the model is loading: try again shortly"
+        self._info: EngineInfo | None = None
+        self.restarts = 0
+        """Times that an engine process was replaced."""
+        self.last_stats: Stats | None = None
+        """The counters last heard."""
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the current or latest engine. Raises `Unavailable` before the first one is loaded."""
+        if self._info is None:
+            raise Unavailable(self._reason)
+        return self._info
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine to send to. Raises `Unavailable` saying why there is none."""
+        if self._state is not State.READY or self._worker is None:
+            raise Unavailable(self._reason)
+        return self._worker.client
+
+    @property
+    def advancing(self) -> bool:
+        """Whether the engine is there and not silent for half the time after which it is killed."""
+        return self._state is State.READY and self._silence() < self._longest_silence / 2
+
+    async def start(self) -> EngineInfo:
+        """Load the first engine and keep one running from here on. Raises what made the load fail; it is not tried again."""
+        worker = await self._load()
+        assert self._info is not None
+        self._watch = asyncio.create_task(self._keep_alive(worker), name="supervisor")
+        return self._info
+
+    async def failed(self) -> TokenmillError:
+        """Return, with the reason, when the engine could not be started again `load_attempts` times in a row."""
+        assert self._watch is not None, "the supervisor has not started"
+        try:
+            await asyncio.shield(self._watch)
+        except TokenmillError as error:
+            return error
+        raise AssertionError("keeping an engine alive ends only by an error")
+
+    def begin_drain(self) -> None:
+        """Take no new requests; those in flight go on."""
+        self._become(State.DRAINING, "the server is shutting down and takes no new requests: use another one, or wait for its restart")
+
+    async def stop(self, timeout: float) -> None:
+        """Give the engine `timeout` seconds to finish what it has, then kill it. No process is left when this returns."""
+        self.begin_drain()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        try:
+            worker.client.drain()
+            async with asyncio.timeout(timeout):
+                await worker.client.wait_ended()
+        except TimeoutError:
+            log.warning("the engine did not finish within %g s: it is killed", timeout)
+        finally:
+            worker.kill()
+            await worker.wait()
+
+    def kill(self) -> None:
+        """End the engine process now, from any context; for a second signal."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    @property
+    def _longest_silence(self) -> float:
+        return self._policy.silence(self._config.chunk_size)
+
+    def _silence(self) -> float:
+        assert self._worker is not None
+        return self._clock.now() - self._worker.client.last_heard
+
+    def _become(self, state: State, reason: str = "") -> None:
+        # A drain is final: a process that ends meanwhile does not bring the server back.
+        if self._state is not State.DRAINING:
+            self._state = state
+            self._reason = reason
+
+    async def _load(self) -> WorkerProcess:
+        worker = self._worker = await WorkerProcess.start(self._command)
+        try:
+            self._info = await worker.load(self._config)
+        except BaseException:
+            self._worker = None
+            worker.kill()
+            await worker.wait()
+            raise
+        self._become(State.READY)
+        return worker
+
+    async def _keep_alive(self, worker: WorkerProcess) -> None:
+        failures = 0
+        while True:
+            started = self._clock.now()
+            await self._until_end(worker)
+            self._become(State.DOWN, "the engine is down and being restarted: try again shortly")
+            worker.kill()
+            log.error("the engine process %s", describe_exit(await worker.wait()))
+            if self._clock.now() - started >= self._policy.healthy_after:
+                failures = 0
+            failures += 1
+            worker = await self._reload(failures)
+            self.restarts += 1
+            log.warning("the engine is ready again")
+
+    async def _until_end(self, worker: WorkerProcess) -> None:
+        """Return when the connection has ended or the engine has been silent for too long."""
+        while not worker.client.ended:
+            asking = asyncio.create_task(self._ask(worker.client))
+            try:
+                async with asyncio.timeout(self._policy.ask_every):
+                    await worker.client.wait_ended()
+            except TimeoutError:
+                if self._silence() > self._longest_silence:
+                    log.error("the engine has said nothing for %.0f s: it is killed", self._silence())
+                    return
+            finally:
+                asking.cancel()
+
+    async def _ask(self, client: EngineClient) -> None:
+        with contextlib.suppress(EngineDied):
+            self.last_stats = await client.stats()
+
+    async def _reload(self, failures: int) -> WorkerProcess:
+        for attempt in range(1, self._policy.load_attempts + 1):
+            delay = self._policy.delay(failures + attempt - 1)
+            log.warning("the engine is started again in %.2f s", delay)
+            await asyncio.sleep(delay)
+            try:
+                return await self._load()
+            except TokenmillError as error:
+                log.error("the engine could not be started (attempt %d of %d): %s", attempt, self._policy.load_attempts, error)
+                last = error
+        raise last

@@ -1,0 +1,1 @@
+"""Types, messages, configuration, errors and time. Imports nothing else of the package."""

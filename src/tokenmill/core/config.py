@@ -1,0 +1,200 @@
+"""Every engine setting, resolved once and frozen.
+
+`EngineConfig.from_settings(**settings)` accepts nested dicts or the typed classes, in the article's spelling. A
+setting that is unknown is an error naming the nearest known one; a setting whose capability does not exist yet is
+`NotBuiltYet`; nothing is ever ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from tokenmill.core.errors import ConfigError, NotBuiltYet
+from tokenmill.core.types import FRAME
+
+PAGE_TOKENS = (8, 16, 32, 64)
+
+
+class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How KV pages are cut. `block_size` is `"dynamic"` or one of 8, 16, 32, 64 tokens."""
+
+    version: Literal["v2"] = "v2"
+    block_size: Literal["dynamic"] | int = "dynamic"
+    min_block_size: int = 8
+    max_block_size: int = 64
+    enable_prefix_sharing: bool = True
+    prefix_sharing_strategy: Literal["radix", "none"] = "radix"
+
+    @property
+    def smallest_page(self) -> int:
+        """Tokens in the smallest page."""
+        return self.min_block_size if self.block_size == "dynamic" else int(self.block_size)
+
+    @property
+    def largest_page(self) -> int:
+        """Tokens in the largest page."""
+        return self.max_block_size if self.block_size == "dynamic" else int(self.block_size)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.enable_prefix_sharing and self.prefix_sharing_strategy == "radix"
+
+    def __post_init__(self) -> None:
+        sizes = [("min_block_size", self.min_block_size), ("max_block_size", self.max_block_size)]
+        if self.block_size != "dynamic":
+            sizes.append(("block_size", int(self.block_size)))
+        for name, value in sizes:
+            if value not in PAGE_TOKENS:
+                raise ConfigError(f"block_manager_config: {name} is {value}, but must be one of {PAGE_TOKENS}", param=name)
+        if self.min_block_size > self.max_block_size:
+            raise ConfigError(
+                f"block_manager_config: min_block_size {self.min_block_size} is above max_block_size {self.max_block_size}",
+                param="min_block_size",
+            )
+
+
+class CompressionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quantised KV. Not built yet: only `enabled=False` is accepted."""
+
+    enabled: bool = False
+    key_dtype: str = "int8"
+    value_dtype: str = "int4"
+    calibration_method: str = "minmax"
+    group_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.enabled:
+            raise NotBuiltYet("kv_cache_config.compression is not built yet: leave it out, the cache is bf16", param="compression")
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KV pool. `memory_budget_gb` None takes a share of the memory that is free at start."""
+
+    dtype: Literal["auto", "bf16", "bfloat16"] = "auto"
+    compression: CompressionConfig = CompressionConfig()
+    memory_budget_gb: float | None = None
+    per_request_budget_gb: float | None = None
+    eviction_policy: Literal["lru"] = "lru"
+
+    def __post_init__(self) -> None:
+        if self.memory_budget_gb is not None and not 0 < self.memory_budget_gb < 1e6:
+            raise ConfigError(f"kv_cache_config: memory_budget_gb is {self.memory_budget_gb}, but must be above 0", param="memory_budget_gb")
+        if self.per_request_budget_gb is not None:
+            raise NotBuiltYet("kv_cache_config.per_request_budget_gb is not built yet: leave it out", param="per_request_budget_gb")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that an engine needs to be built.
+
+    model: path of a .gguf file or of a Hugging Face folder (the catalogue resolves names before).
+    max_model_len: tokens of prompt plus output; None is the model's own context, as far as the KV pool holds it.
+    max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences.
+    threads: 0 takes the CPUs this process may use.
+    """
+
+    model: str
+    served_name: str | None = None
+    max_model_len: int | None = None
+    max_batch_size: int = 256
+    enable_chunked_prefill: bool = True
+    chunk_size: int = 512
+    threads: int = 0
+    gpu_memory_utilization: float | None = None
+    """Share of free memory for the KV pool when `memory_budget_gb` is not given (the article's name for it)."""
+    block_manager_config: BlockManagerConfig = BlockManagerConfig()
+    kv_cache_config: KVCacheConfig = KVCacheConfig()
+
+    @classmethod
+    def from_settings(cls, **settings: Any) -> EngineConfig:
+        """Build a config from keyword settings; raises `ConfigError` or `NotBuiltYet`."""
+        _refuse_known_but_unavailable(settings)
+        return convert(settings, cls, "")
+
+    @property
+    def thread_count(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served."""
+        return self.served_name or Path(self.model).stem
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, param: str, wanted: str) -> None:
+            if not ok:
+                raise ConfigError(f"{param} is {getattr(self, param)!r}, but must be {wanted}", param=param)
+
+        need(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2")
+        need(1 <= self.max_batch_size <= 4096, "max_batch_size", "between 1 and 4096")
+        need(FRAME <= self.chunk_size <= 16384, "chunk_size", f"between {FRAME} and 16384")
+        need(0 <= self.threads <= 256, "threads", "between 1 and 256, or 0 for all CPUs")
+        share = self.gpu_memory_utilization
+        need(share is None or 0 < share <= 1, "gpu_memory_utilization", "above 0 and at most 1")
+
+
+_UNAVAILABLE: dict[str, str] = {
+    "speculative_config": "speculative decoding is not built yet: leave it out",
+    "attention_config": "sparse attention is not built yet: leave it out",
+    "kv_transfer_config": "prefill/decode separation is not built yet: leave it out",
+    "scheduler": "choosing a scheduler is not built yet: leave it out",
+}
+
+_REFUSED: dict[str, str] = {
+    "worker_cls": "there is one worker class: leave it out",
+    "dtype": "weights keep the precision of their file: leave it out, or choose another file",
+}
+
+
+def _refuse_known_but_unavailable(settings: dict[str, Any]) -> None:
+    for name, why in _UNAVAILABLE.items():
+        if settings.get(name) is not None:
+            raise NotBuiltYet(f"{name}: {why}", param=name)
+        settings.pop(name, None)
+    if settings.get("dtype") == "auto":
+        del settings["dtype"]
+    for name, why in _REFUSED.items():
+        if name in settings:
+            raise ConfigError(f"{name}: {why}", param=name)
+    parallel = settings.pop("tensor_parallel_size", 1)
+    if parallel != 1:
+        raise ConfigError(f"tensor_parallel_size is {parallel}: on a CPU threads do this work, use threads={parallel}", param="tensor_parallel_size")
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
+    """Turn a mapping into a config class.
+
+    Unknown keys and wrong types raise `ConfigError` naming the setting and, for a key, the nearest known one.
+    """
+    if isinstance(settings, cls):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(settings).__name__}", param=where or None)
+    fields = {f.name: f for f in msgspec.structs.fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(fields)}"
+            raise ConfigError(f"unknown setting {path!r}: {hint}", param=path)
+        kind = fields[key].type
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            values[key] = convert(value, kind, path)
+            continue
+        try:
+            values[key] = msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path} is {value!r}: {error}", param=path) from None
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where or cls.__name__}: {error}", param=where or None) from None

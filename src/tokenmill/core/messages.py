@@ -1,0 +1,139 @@
+"""What a gateway (or `AsyncLLM`) and an engine process say to each other.
+
+MessagePack structs over a length-prefixed stream (`worker/wire.py`). Every accepted `Generate` is answered by any
+number of outputs and then exactly one terminal one per choice (an output with `finish_reason`), or by one `Failed`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.core.errors import TokenmillError
+from tokenmill.core.types import FinishReason, SamplingParams, TokenLogprobs
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate", kw_only=True):
+    """Start `params.n` sequences over one prompt.
+
+    The sender resolves `params.seed` and `params.max_tokens`, and names the tokens that end a text (`eos_ids`), since
+    the engine has no vocabulary.
+    """
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    priority: int = 1
+    cache_salt: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop a request, or one of its choices, and free its KV. The sequence's last output says `reason`:
+    `STOP` when the frontend found a stop string, `ABORT` when the client has gone."""
+
+    request_id: str
+    choice: int | None = None
+    reason: FinishReason = FinishReason.ABORT
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Finish what is running, then exit with status 0."""
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    """Ask for one `Stats`."""
+
+
+ToEngine = Generate | Abort | Drain | GetStats
+
+
+class SequenceOutput(msgspec.Struct, array_like=True):
+    """What one step added to one sequence. Times are seconds on the host's monotonic clock."""
+
+    request_id: str
+    choice: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The end-of-sequence or stop token that ended the sequence (also the last of `tokens`)."""
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix tree at first admission."""
+    first_scheduled: float = 0.0
+    """When the sequence first entered a step (arrival to here is the queue time)."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+    """All outputs of one engine step."""
+
+    outputs: list[SequenceOutput]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request was refused or lost; nothing more will come for it. Fields as in `TokenmillError`."""
+
+    request_id: str
+    status: int
+    type: str = msgspec.field(name="error_type")  # on the wire "type" is the tag
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: TokenmillError, request_id: str) -> Failed:
+        """`error` as a message. An error outside a request (a failed load) has the request id ""."""
+        return cls(request_id, error.status, error.type, error.message, error.code, error.param)
+
+    def error(self) -> TokenmillError:
+        """The same error again, as the most specific class of the tree that has this status, type and code."""
+        tree = _descendants(TokenmillError)
+        alike = [kind for kind in tree if (kind.status, kind.type) == (self.status, self.type)]
+        exact = [kind for kind in alike if kind.code == self.code]
+        kind = (exact or alike or [TokenmillError])[0]
+        return kind(self.message, param=self.param, code=self.code)
+
+
+def _descendants(kind: type[TokenmillError]) -> list[type[TokenmillError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _descendants(child))]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
+    """Sent once, when the engine can serve."""
+
+    model: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    kv_tokens: int
+    """Capacity of the KV pool in token positions."""
+    kv_bytes_per_token: int
+    max_batch_size: int
+    threads: int
+    kernels: str
+    fingerprint: str
+    pid: int
+    load_seconds: float
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
+    """Counters since start and gauges now. `kv` counts are frames."""
+
+    running: int
+    waiting: int
+    kv_total: int
+    kv_free: int
+    kv_cached: int
+    kv_held: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix tree."""
+    prefix_hits: int
+    """Prompt tokens found there."""
+    preemptions: int
+    evictions: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+
+
+FromEngine = EngineInfo | StepOutput | Failed | Stats

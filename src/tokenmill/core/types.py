@@ -1,0 +1,126 @@
+"""The values that every layer agrees on: sampling parameters, priorities, finish reasons, log-probabilities."""
+
+from __future__ import annotations
+
+import enum
+import math
+import secrets
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+
+FRAME = 8
+"""Token positions in a frame, the granule of sharing, hashing, reference counting and transfer."""
+
+CUT = 512
+"""Absolute positions in an attention cut (docs/numerics.md)."""
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+
+
+class Priority(enum.IntEnum):
+    """Smaller is served first."""
+
+    VIP = 0
+    NORMAL = 1
+    BACKGROUND = 2
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended. `STOP` covers end-of-sequence tokens, stop tokens and stop strings."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    KV_BUDGET = "kv_budget"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request is sampled. The order in which the filters apply is fixed in docs/sampling.md.
+
+    temperature 0 is greedy; top_k 0 (or -1) and top_p 1 and min_p 0 switch a filter off. `logprobs` is the
+    number of alternatives reported per output token beside the chosen one (0: the chosen one only; None: no
+    log-probabilities), `prompt_logprobs` likewise for prompt tokens. `max_tokens` None means up to the context
+    limit. `seed` None is drawn at admission. `min_tokens` suppresses end-of-sequence and stop tokens until that
+    many tokens exist.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def check(self, vocab_size: int | None = None) -> SamplingParams:
+        """Return self, or raise `InvalidRequest` naming the first field out of range."""
+
+        def need(ok: bool, param: str, wanted: str) -> None:
+            if not ok:
+                value = getattr(self, param)
+                raise InvalidRequest(f"{param} is {value!r}, but must be {wanted}", param=param)
+
+        finite = math.isfinite
+        need(1 <= self.n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}")
+        need(finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "between 0 and 100")
+        need(-1 <= self.top_k < 2**31, "top_k", "-1 or 0 (off) or a positive number below 2**31")
+        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        need(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        need(finite(self.repetition_penalty) and 0 < self.repetition_penalty <= 100, "repetition_penalty", "above 0 and at most 100")
+        need(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        need(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        need(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
+        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        need(self.min_tokens >= 0, "min_tokens", "at least 0")
+        need(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", f"at most max_tokens ({self.max_tokens})")
+        need(len(self.stop) <= MAX_STOP_STRINGS and all(self.stop), "stop", f"at most {MAX_STOP_STRINGS} non-empty strings")
+        need(self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}")
+        need(self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS, "prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
+        need(all(finite(b) and -100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "a map of token id to a bias between -100 and 100")
+        top = vocab_size if vocab_size is not None else 2**31
+        need(all(0 <= t < top for t in self.logit_bias), "logit_bias", f"a map whose token ids lie in [0, {top})")
+        need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", f"token ids in [0, {top})")
+        return self
+
+    def resolved(self, room: int) -> SamplingParams:
+        """Return self with a seed and with `max_tokens`, whose default is `room`, the tokens that the context leaves.
+
+        Raises `InvalidRequest` if `min_tokens` is above it.
+        """
+        limit = room if self.max_tokens is None else self.max_tokens
+        return msgspec.structs.replace(self.with_seed(), max_tokens=limit).check()
+
+    def with_seed(self) -> SamplingParams:
+        """Return self with a seed: the caller's, or one drawn from the system."""
+        if self.seed is not None:
+            return self
+        return msgspec.structs.replace(self, seed=secrets.randbits(63))
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position, in nats, of the model's own distribution (before bias and filters).
+
+    `token` is the sampled or given token, `rank` its 0-based rank; `top` lists the most likely tokens, best
+    first, ties to the lower id.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,96 @@
+"""From a configuration to an engine: the one place where its parts meet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from tokenmill.core.clock import MonotonicClock
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ModelNotFound
+from tokenmill.core.messages import EngineInfo
+from tokenmill.core.types import FRAME
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.memory import available_memory, plan_capacity
+from tokenmill.engine.runner import MAX_OUTPUTS, Runner
+from tokenmill.kernels.native import Pool
+from tokenmill.kernels.ops import NUMERICS_VERSION, Program
+from tokenmill.kernels.tape import Tape
+from tokenmill.kv.groups import KVGroup, Whole, Window
+from tokenmill.kv.manager import KVManager
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.loader import load
+from tokenmill.sampling.sampler import Sampler
+from tokenmill.scheduler.plan import Limits
+from tokenmill.scheduler.scheduler import Scheduler
+
+CHECK_VARIABLE = "TOKENMILL_CHECK"
+"""Environment variable: 1 checks every frame's owner whenever an engine is idle (slow; tests set it)."""
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the model and reserve its memory. Raises `ModelFileError`, `ConfigError` or `KernelError`."""
+    started = time.monotonic()
+    path = Path(config.model)
+    if not path.exists():
+        raise ModelNotFound(f"there is no model file or folder {config.model!r}", param="model")
+    pool = Pool(config.thread_count)
+    model = load(path, pool)
+    token_bytes = _kv_bytes_per_token(model.program)
+    capacity = plan_capacity(config, model.config.context, token_bytes, available_memory())
+    prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
+    tape = Tape(
+        model.program,
+        model.weights,
+        model.vectors,
+        pool,
+        max_rows=prompt_rows + config.max_batch_size,
+        max_outputs=MAX_OUTPUTS,
+        n_frames=capacity.n_frames,
+    )
+    kv = KVManager(kv_groups(model.config), capacity.n_frames, config.block_manager_config)
+    limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
+    info = EngineInfo(
+        model=config.name,
+        architecture=model.config.architecture,
+        vocab_size=model.config.vocab,
+        max_model_len=capacity.max_model_len,
+        kv_tokens=capacity.n_frames * FRAME,
+        kv_bytes_per_token=token_bytes,
+        max_batch_size=config.max_batch_size,
+        threads=pool.threads,
+        kernels=pool.variant,
+        fingerprint=fingerprint(path, pool.variant),
+        pid=os.getpid(),
+        load_seconds=time.monotonic() - started,
+    )
+    runner = Runner(tape, kv, Sampler(pool), model.config.vocab)
+    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), check_when_idle=os.environ.get(CHECK_VARIABLE) == "1")
+
+
+def kv_groups(config: ModelConfig) -> list[KVGroup]:
+    """The layers that keep everything, and those of each window."""
+    windows: dict[int | None, list[int]] = {}
+    for number, layer in enumerate(config.layers):
+        windows.setdefault(layer.window, []).append(number)
+    return [
+        KVGroup("whole", Whole(), tuple(layers)) if window is None else KVGroup(f"window {window}", Window(window), tuple(layers))
+        for window, layers in windows.items()
+    ]
+
+
+def fingerprint(path: Path, variant: str) -> str:
+    """Digest of everything that decides the bits of an answer: model file, kernel variant, KV format, numerics version."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".json"))
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    digest.update(f"{variant} bf16 {NUMERICS_VERSION}".encode())
+    return digest.hexdigest()
+
+
+def _kv_bytes_per_token(program: Program) -> int:
+    return program.layers * program.shape.kv_heads * program.shape.head_dim * 2 * 2

@@ -1,0 +1,175 @@
+"""The engine of one model: requests in, a step at a time, outputs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenmill.core.clock import Clock
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.limits import room_after
+from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
+from tokenmill.core.types import FinishReason, TokenLogprobs
+from tokenmill.engine.runner import Runner, StepResult
+from tokenmill.sampling.state import SamplerState
+from tokenmill.scheduler.scheduler import Scheduler, Step
+from tokenmill.scheduler.sequence import Sequence
+
+
+@dataclass
+class _Generation:
+    """A sequence's sampler, what ends it, and the prompt log-probabilities that have been found so far."""
+
+    sampler: SamplerState
+    ends: frozenset[int]
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+class Engine:
+    """Not thread-safe: one caller adds, aborts and steps. An idle engine holds no frame for any sequence."""
+
+    def __init__(self, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Clock, check_when_idle: bool = False) -> None:
+        """`check_when_idle` finds the owner of every frame from scratch whenever the last sequence has ended."""
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._check_when_idle = check_when_idle
+        self._generations: dict[Sequence, _Generation] = {}
+        self._ended: list[SequenceOutput] = []
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._ended)
+
+    def add(self, request: Generate) -> None:
+        """Accept a request: `params.n` sequences.
+
+        Raises `InvalidRequest` for what can never be served (bad token ids, too long for the context or the KV pool, an id in
+        use); then nothing of it stays behind.
+        """
+        self._check(request)
+        params, arrival = request.params, self._clock.now()
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(request.eos_ids))
+        for choice in range(params.n):
+            sequence = Sequence(
+                request_id=request.request_id,
+                choice=choice,
+                token_ids=list(request.prompt),
+                params=params,
+                seed=params.seed or 0,
+                priority=request.priority,
+                arrival=arrival,
+                cache_salt=request.cache_salt,
+                reuse=params.prompt_logprobs is None,
+            )
+            self._scheduler.add(sequence)
+            self._generations[sequence] = _Generation(SamplerState(params, choice, request.prompt, ends), ends)
+        self._prompt_tokens += len(request.prompt)
+
+    def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request, or one choice of it, now: its last output comes with the next step. What is unknown or over is ignored."""
+        for sequence in self._scheduler.abort(request_id, choice):
+            del self._generations[sequence]
+            self._ended.append(self._output(sequence, [], finish_reason=reason))
+        self._rest()
+
+    def step(self) -> list[SequenceOutput]:
+        """Plan, execute and commit one step; returns what it added to each sequence. Nothing to do: the empty list."""
+        outputs, self._ended = self._ended, []
+        step = self._scheduler.schedule(self._clock.now())
+        if step is not None:
+            samplers = {work.sequence: self._generations[work.sequence].sampler for work in step}
+            result = self._runner.run(step, samplers)
+            self._scheduler.commit(step, result.tokens)
+            outputs += self._commit(step, result)
+            self._steps += 1
+            self._rest()
+        return outputs
+
+    def stats(self) -> Stats:
+        frames = self._scheduler.kv.counts()
+        return Stats(
+            running=self._scheduler.n_running,
+            waiting=self._scheduler.n_waiting,
+            kv_total=frames.total,
+            kv_free=frames.free,
+            kv_cached=frames.cached,
+            kv_held=frames.held,
+            prefix_queries=self._scheduler.prefix_queries,
+            prefix_hits=self._scheduler.prefix_hits,
+            preemptions=self._scheduler.n_preemptions,
+            evictions=frames.evictions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+        )
+
+    def check_integrity(self) -> None:
+        """Find every frame's owner from scratch; raises AssertionError."""
+        self._scheduler.check_integrity()
+        assert len(self._generations) == self._scheduler.n_running + self._scheduler.n_waiting, "a generation outlived its sequence"
+
+    def close(self) -> None:
+        """Forget all sequences; memory goes with the object."""
+        for sequence in list(self._generations):
+            self.abort(sequence.request_id)
+        self._ended.clear()
+
+    def _check(self, request: Generate) -> None:
+        params, length, limit = request.params, len(request.prompt), self.info.max_model_len
+        assert params.max_tokens is not None, "max_tokens is resolved by the sender"
+        params.check(self.info.vocab_size)
+        if not length:
+            raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
+        for token in request.prompt:
+            if not 0 <= token < self.info.vocab_size:
+                raise InvalidRequest(f"the prompt holds token id {token}, but ids lie in [0, {self.info.vocab_size})", param="prompt")
+        room_after(length, limit, params.max_tokens)
+
+    def _commit(self, step: Step, result: StepResult) -> list[SequenceOutput]:
+        outputs = []
+        for sequence, found in result.prompt.items():
+            self._generations[sequence].prompt_logprobs.update(found)
+        for work in step:
+            if not work.samples:
+                continue
+            sequence, token = work.sequence, result.tokens[work.sequence]
+            generation = self._generations[sequence]
+            generation.sampler.observe(token)
+            self._generation_tokens += 1
+            output = self._output(sequence, [token])
+            if sequence in result.logprobs:
+                output.logprobs = [result.logprobs[sequence]]
+            if sequence.params.prompt_logprobs is not None and sequence.n_output == 1:
+                found = generation.prompt_logprobs
+                output.prompt_logprobs = [None, *(found[p] for p in range(1, sequence.prompt_len))]
+            if token in generation.ends:
+                output.finish_reason, output.stop_token = FinishReason.STOP, token
+            elif sequence.n_output == sequence.params.max_tokens:
+                output.finish_reason = FinishReason.LENGTH
+            if output.finish_reason is not None:
+                self._scheduler.finish(sequence)
+                del self._generations[sequence]
+            outputs.append(output)
+        return outputs
+
+    def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
+        return SequenceOutput(
+            request_id=sequence.request_id,
+            choice=sequence.choice,
+            tokens=tokens,
+            finish_reason=finish_reason,
+            cached_tokens=sequence.cached_tokens,
+            first_scheduled=sequence.first_scheduled or 0.0,
+        )
+
+    def _rest(self) -> None:
+        """At every idle point: nothing is held, and in checked runs every frame's owner is found anew."""
+        if self._scheduler.has_work:
+            return
+        assert self._scheduler.kv.n_held == 0, f"the engine is idle, but {self._scheduler.kv.n_held} KV frames are held"
+        if self._check_when_idle:
+            self.check_integrity()

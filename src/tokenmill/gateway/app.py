@@ -1,0 +1,129 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tokenmill.core.errors import InvalidRequest, TokenmillError
+from tokenmill.gateway.body import json_response, read_json
+from tokenmill.gateway.chat import answer_chat
+from tokenmill.gateway.completions import answer_completion
+from tokenmill.gateway.door import Door
+from tokenmill.gateway.errors import ClientGone, on_client_gone, on_fault, on_http_exception, on_tokenmill_error
+from tokenmill.gateway.openapi import openapi_json
+from tokenmill.gateway.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply
+from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, refuse_unserved
+from tokenmill.gateway.service import Service
+from tokenmill.gateway.stream import while_connected
+from tokenmill.observe.metrics import CONTENT_TYPE
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def build_app(service: Service) -> ASGIApp:
+    """The HTTP application over one served model."""
+    routes = [
+        _post("/v1/chat/completions", service, ChatRequest, answer_chat),
+        _post("/v1/completions", service, CompletionRequest, answer_completion),
+        _post("/tokenize", service, TokenizeRequest, tokenize),
+        _post("/detokenize", service, DetokenizeRequest, detokenize),
+        _get("/v1/models", service, list_models),
+        _get("/v1/models/{model:path}", service, show_model),
+        _get("/health", service, health),
+        _get("/ready", service, health),
+        _get("/metrics", service, metrics),
+        _get("/openapi.json", service, openapi),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            TokenmillError: on_tokenmill_error,
+            HTTPException: on_http_exception,
+            ClientGone: on_client_gone,
+            Exception: on_fault,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Door(app, service)
+
+
+def _post(path: str, service: Service, schema: type[T], answer: Callable[[Service, T], Awaitable[Response]]) -> Route:
+    """A route that takes a JSON body. Its work is cancelled when the client goes."""
+    decoder = msgspec.json.Decoder(schema)
+
+    async def endpoint(request: Request) -> Response:
+        body = await read_json(request, decoder)
+
+        async def work() -> Response:
+            return await answer(service, body)
+
+        return await while_connected(request.receive, work())
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _get(path: str, service: Service, answer: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        return await answer(service, request)
+
+    return Route(path, endpoint, methods=["GET"])
+
+
+async def tokenize(service: Service, request: TokenizeRequest) -> Response:
+    """Token ids of a text or of a conversation."""
+    if request.model is not None:
+        service.check_model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+    refuse_unserved(request)
+    if request.messages is not None:
+        if request.add_special_tokens is not None:
+            raise InvalidRequest("add_special_tokens has an effect on prompt only: leave it out with messages", param="add_special_tokens")
+        tokens = await service.prompts.from_messages(request.messages)
+    else:
+        assert request.prompt is not None
+        tokens = await service.prompts.from_text(request.prompt, request.add_special_tokens is not False)
+    return json_response(TokenizeReply(tokens=tokens, count=len(tokens), max_model_len=service.max_model_len))
+
+
+async def detokenize(service: Service, request: DetokenizeRequest) -> Response:
+    """The text of token ids, special tokens written out."""
+    if request.model is not None:
+        service.check_model(request.model)
+    return json_response(DetokenizeReply(prompt=await service.prompts.to_text(request.tokens)))
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    return json_response(ModelList(data=[_card(service, name) for name in service.names]))
+
+
+async def show_model(service: Service, request: Request) -> Response:
+    name = request.path_params["model"]
+    service.check_model(name)
+    return json_response(_card(service, name))
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 when a request sent now would be worked on. Answered from what is known, without asking the engine."""
+    return json_response(HealthReply(status=service.status), 200 if service.status == "ok" else 503)
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    return Response(await service.render_metrics(), headers={"content-type": CONTENT_TYPE})
+
+
+async def openapi(service: Service, request: Request) -> Response:
+    return Response(openapi_json(), media_type="application/json")
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(id=name, created=service.created, max_model_len=service.max_model_len)

@@ -1,0 +1,68 @@
+"""Request fields to sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenmill.core.errors import ContextLengthExceeded, InvalidRequest
+from tokenmill.core.types import Priority, SamplingParams
+from tokenmill.gateway.schemas import GenerationRequest
+
+_SAME_NAME = (
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+    "seed", "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "max_tokens",
+)  # fmt: skip
+
+
+def sampling_params(request: GenerationRequest, vocab_size: int, **own: Any) -> SamplingParams:
+    """The parameters of a request; `own` holds those whose fields differ between the routes.
+
+    Raises `InvalidRequest` naming the first field out of range.
+    """
+    values: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    if request.stop is not None:
+        values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    if request.stop_token_ids is not None:
+        values["stop_token_ids"] = tuple(request.stop_token_ids)
+    values.update((name, value) for name, value in own.items() if value is not None)
+    return SamplingParams(**values).check(vocab_size)
+
+
+def priority(request: GenerationRequest) -> int:
+    """The request's priority, checked."""
+    if request.priority is None:
+        return Priority.NORMAL
+    if request.priority not in list(Priority):
+        raise InvalidRequest(f"priority is {request.priority}, but must be 0 (VIP), 1 (normal) or 2 (background)", param="priority")
+    return request.priority
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Raise `InvalidRequest` for options that could have no effect."""
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise InvalidRequest("stream_options has an effect only with stream true: leave it out, or stream", param="stream_options")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise InvalidRequest("continuous_usage_stats needs include_usage true beside it", param="stream_options.continuous_usage_stats")
+
+
+def room_after(prompt: Sequence[int], limit: int, max_tokens: int | None, param: str) -> int:
+    """Tokens that may follow `prompt` in a context of `limit`: `max_tokens`, or all that is left.
+
+    Raises `InvalidRequest`, most often `ContextLengthExceeded`. `param` is the field that holds the prompt.
+    """
+    if not prompt:
+        raise InvalidRequest(f"{param} has no tokens: the model needs at least one to begin with", param=param)
+    room = limit - len(prompt)
+    if room < 1 or (max_tokens is not None and max_tokens > room):
+        asked = "" if max_tokens is None else f" (max_tokens {max_tokens})"
+        wanted = len(prompt) + (1 if max_tokens is None else max_tokens)
+        raise ContextLengthExceeded(
+            f"prompt has {len(prompt)} tokens, model context is {limit}{asked}, which makes {wanted} needed: "
+            "shorten the prompt, ask for fewer tokens, or raise --max-model-len",
+            param=param,
+        )
+    return room if max_tokens is None else max_tokens

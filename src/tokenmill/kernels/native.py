@@ -1,0 +1,83 @@
+"""Kernel variants, the thread pool and packed weights: the native library behind types.
+
+Importing this module loads the native library; nothing above `engine` does so before an engine is built.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import _native
+from tokenmill.core.errors import KernelError
+
+VARIANT_VARIABLE = "TOKENMILL_KERNELS"
+"""Environment variable that forces a kernel variant."""
+
+
+def variants() -> list[str]:
+    """Kernel variants that this CPU can run, fastest first."""
+    return list(_native.variants())
+
+
+def default_variant() -> str:
+    """The variant named by TOKENMILL_KERNELS, or the fastest one. Raises `KernelError` if the named one cannot run."""
+    usable = variants()
+    wanted = os.environ.get(VARIANT_VARIABLE)
+    if not wanted:
+        return usable[0]
+    if wanted not in usable:
+        raise KernelError(f"{VARIANT_VARIABLE} is {wanted!r}, but this CPU can run only: {', '.join(usable)}", param=VARIANT_VARIABLE)
+    return wanted
+
+
+class Pool:
+    """The threads and the kernel variant of one engine. The calling thread counts as one of them."""
+
+    def __init__(self, threads: int, variant: str | None = None) -> None:
+        self.variant = variant or default_variant()
+        if self.variant not in variants():
+            raise KernelError(f"no kernel variant {self.variant!r} on this CPU; there are: {', '.join(variants())}")
+        self.native = _native.Pool(threads)
+
+    @property
+    def threads(self) -> int:
+        return self.native.threads
+
+
+class PackedWeight:
+    """A weight matrix [rows, cols] in the form its kernels read (native/include/weight_format.h)."""
+
+    def __init__(self, native: _native.Weight) -> None:
+        self.native = native
+
+    @classmethod
+    def pack(cls, kind: str, rows: int, cols: int, data: npt.NDArray[np.uint8], pool: Pool) -> PackedWeight:
+        """Pack the file's bytes (uint8 [n], row after row) of a GGUF type. Raises ValueError if they do not fit the shape."""
+        return cls(_native.pack(kind, rows, cols, data, pool.native))
+
+    @property
+    def rows(self) -> int:
+        return self.native.rows
+
+    @property
+    def cols(self) -> int:
+        return self.native.cols
+
+    @property
+    def form(self) -> str:
+        """The GGUF type it was packed from."""
+        return self.native.type
+
+    @property
+    def nbytes(self) -> int:
+        return self.native.nbytes
+
+    def dequantize(self, rows: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.float32]:
+        """The rows asked for, or all: float32 [n, cols]."""
+        wanted = np.arange(self.rows, dtype=np.int32) if rows is None else rows
+        out = np.empty((len(wanted), self.cols), np.float32)
+        self.native.dequantize_rows(wanted, out)
+        return out

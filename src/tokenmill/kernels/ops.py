@@ -1,0 +1,178 @@
+"""The vocabulary of a forward pass: a `Program` is a flat list of these ops over named buffers and weights.
+
+A model writes its forward pass once as a program. `kernels/tape.py` compiles it into the native tape; `kernels/reference.py`
+runs it in NumPy. Every op works on all rows of the step at once; what is computed is fixed by docs/numerics.md.
+
+Rows: a *token* buffer has one row per token in the step, an *output* buffer one per row whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+NUMERICS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Activations, float32 [rows, width]."""
+
+    name: str
+    width: int
+    rows: Literal["tokens", "outputs"] = "tokens"
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """y = x / rms(x) * weight, over the row."""
+
+    weight: str
+    eps: float
+
+
+@dataclass(frozen=True)
+class Gated:
+    """y = activation(gate) * up, where the row is [gate | up] and y has half its width."""
+
+    activation: Literal["silu", "gelu_tanh"]
+
+
+Prologue = RMSNorm | Gated | None
+
+
+@dataclass(frozen=True)
+class Embed:
+    """out[t] = scale * weight[token t]."""
+
+    weight: str
+    out: Buffer
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Linear:
+    """out = prologue(x) @ [W0 | W1 | …].T (+ bias), the weights' outputs side by side; added to `out` if `accumulate`.
+
+    Weights are [outputs, width of prologue(x)] each and may differ in form.
+    """
+
+    x: Buffer
+    weights: tuple[str, ...]
+    out: Buffer
+    prologue: Prologue = None
+    bias: str | None = None
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of an attention layer. Query head h reads key/value head h // (heads // kv_heads)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class RotateAndStore:
+    """Split rows of qkv = [q | k | v], normalise heads (if asked), rotate q and k, write k and v to the layer's pages, keep q.
+
+    `rope` indexes `Program.ropes`. `scale` multiplies q (it includes log2 e). q_norm and k_norm are vectors of head_dim.
+    """
+
+    qkv: Buffer
+    layer: int
+    shape: Heads
+    rope: int
+    scale: float
+    interleaved: bool = False
+    q_norm: str | None = None
+    k_norm: str | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """out = softmax(q k) v over the layer's pages, for the q kept by the `RotateAndStore` before it.
+
+    `window` None sees every position up to the row's own; W sees the last W, its own included.
+    """
+
+    layer: int
+    shape: Heads
+    out: Buffer
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class AddNorm:
+    """x += rms_norm(y)."""
+
+    x: Buffer
+    y: Buffer
+    norm: RMSNorm
+
+
+@dataclass(frozen=True)
+class Select:
+    """out = the rows of x whose logits are wanted."""
+
+    x: Buffer
+    out: Buffer
+
+
+Op = Embed | Linear | RotateAndStore | Attention | AddNorm | Select
+
+
+@dataclass
+class Program:
+    """A forward pass. The last op's output is the logits, [outputs, vocabulary].
+
+    ropes: inverse frequencies per rotary variant, float64 [head_dim / 2]. layers: number of layers with KV.
+    """
+
+    shape: Heads
+    layers: int
+    ops: list[Op] = field(default_factory=list)
+    ropes: list[npt.NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, op: Op) -> None:
+        self.ops.append(op)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All buffers in order of first use."""
+        seen: dict[str, Buffer] = {}
+        for op in self.ops:
+            for value in vars(op).values():
+                if isinstance(value, Buffer):
+                    assert seen.setdefault(value.name, value) == value, f"buffer {value.name} has two shapes"
+        return list(seen.values())
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The part of a step that belongs to one sequence: `rows` consecutive rows from `row`, at positions from `position`.
+
+    Pages are extents: `frames[i]` is the first frame of extent i, which holds the sequence's frames from number `starts[i]` on;
+    int32 arrays of equal length, `starts` ascending.
+    """
+
+    row: int
+    rows: int
+    position: int
+    frames: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's input: token ids [rows] int32, segments covering all rows in order, and the rows whose logits are wanted."""
+
+    tokens: npt.NDArray[np.int32]
+    segments: list[Segment]
+    outputs: npt.NDArray[np.int32]

@@ -1,0 +1,127 @@
+"""Records a `Program` into the native tape, and replays it once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import _native
+from tokenmill.kernels.native import PackedWeight, Pool
+from tokenmill.kernels.ops import (
+    AddNorm,
+    Attention,
+    Batch,
+    Embed,
+    Gated,
+    Linear,
+    Program,
+    RMSNorm,
+    RotateAndStore,
+    Select,
+)
+
+F32 = npt.NDArray[np.float32]
+
+_NONE = np.empty(0, np.float32)
+
+
+class Tape:
+    """A program ready to run: activations, KV pool and scratch memory are its own; weights are shared.
+
+    Holds up to `max_rows` rows and `max_outputs` wanted rows per step and `n_frames` frames of KV. Memory is reserved
+    here and becomes resident when first used.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, PackedWeight],
+        vectors: Mapping[str, F32],
+        pool: Pool,
+        max_rows: int,
+        max_outputs: int,
+        n_frames: int,
+    ) -> None:
+        shape = program.shape
+        widest = max(weights[name].cols for op in program.ops if isinstance(op, Linear) for name in op.weights)
+        self._native = _native.Tape(
+            pool=pool.native,
+            variant=pool.variant,
+            max_rows=max_rows,
+            max_outputs=max_outputs,
+            max_cols=widest,
+            frames=n_frames,
+            layers=program.layers,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+        )
+        self._index = {b.name: self._native.add_buffer(b.width, b.rows == "outputs") for b in program.buffers}
+        for inverse in program.ropes:
+            self._native.add_rope(np.ascontiguousarray(inverse, np.float64))
+        self._weights = weights
+        self._vectors = vectors
+        for op in program.ops:
+            self._record(op)
+        last = program.ops[-1]
+        assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
+        self._logits = self._index[last.out.name]
+
+    def run(self, batch: Batch) -> F32:
+        """Execute one step; returns the logits [outputs, vocabulary], a view that the next run overwrites."""
+        segments = np.empty((len(batch.segments), 5), np.int32)
+        at = 0
+        for i, s in enumerate(batch.segments):
+            segments[i] = (s.row, s.rows, s.position, at, len(s.frames))
+            at += len(s.frames)
+        if len(batch.segments) == 1:
+            frames, starts = batch.segments[0].frames, batch.segments[0].starts
+        else:
+            frames = np.concatenate([s.frames for s in batch.segments])
+            starts = np.concatenate([s.starts for s in batch.segments])
+        self._native.run(batch.tokens, segments, frames, starts, batch.outputs)
+        return self._native.buffer(self._logits, len(batch.outputs))
+
+    def rerun(self, outputs: npt.NDArray[np.int32]) -> F32:
+        """The logits of other rows of the last step, whose activations are still there. Same view as `run`'s."""
+        self._native.rerun(outputs)
+        return self._native.buffer(self._logits, len(outputs))
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._native.kv_bytes
+
+    def fill_kv(self, byte: int) -> None:
+        """Overwrite the whole KV pool; for tests that prove that what was never written is never seen."""
+        self._native.fill_kv(byte)
+
+    def _vector(self, name: str | None) -> F32:
+        return _NONE if name is None else np.ascontiguousarray(self._vectors[name], np.float32)
+
+    def _record(self, op: object) -> None:
+        tape, index = self._native, self._index
+        match op:
+            case Embed():
+                tape.embed(self._weights[op.weight].native, index[op.out.name], op.scale)
+            case Linear():
+                prologue, norm, eps = "", _NONE, 0.0
+                match op.prologue:
+                    case RMSNorm():
+                        prologue, norm, eps = "rms_norm", self._vector(op.prologue.weight), op.prologue.eps
+                    case Gated():
+                        prologue = op.prologue.activation
+                weights = [self._weights[name].native for name in op.weights]
+                tape.linear(index[op.x.name], weights, index[op.out.name], prologue, norm, eps, self._vector(op.bias), op.accumulate)
+            case RotateAndStore():
+                norms = (self._vector(op.q_norm), self._vector(op.k_norm))
+                tape.rotate_store(index[op.qkv.name], op.layer, op.rope, op.scale, op.interleaved, *norms, op.eps)
+            case Attention():
+                tape.attention(op.layer, index[op.out.name], op.window or 0)
+            case AddNorm():
+                tape.add_norm(index[op.x.name], index[op.y.name], self._vector(op.norm.weight), op.norm.eps)
+            case Select():
+                tape.select(index[op.x.name], index[op.out.name])
+            case _:
+                raise AssertionError(f"unknown op {op!r}")

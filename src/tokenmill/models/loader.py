@@ -1,0 +1,135 @@
+"""From a path to something that runs: configuration, program, packed weights and vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.errors import ModelFileError, UnknownArchitecture
+from tokenmill.kernels.native import PackedWeight, Pool
+from tokenmill.kernels.ops import AddNorm, Embed, Linear, Program, RMSNorm, RotateAndStore
+from tokenmill.models import gemma3, llama, qwen2, qwen3
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.source import Source, as_float32
+from tokenmill.weights.tensor import RawTensor
+
+F32 = npt.NDArray[np.float32]
+
+ARCHITECTURES: dict[str, ModuleType] = {
+    "llama": llama,
+    "mistral": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+}
+"""By the name that GGUF files and config.json give; each module has `config(source)` and `program(config)`."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights are shared by name: a tied output head is the embedding's own packed weight."""
+
+    config: ModelConfig
+    program: Program
+    weights: dict[str, PackedWeight]
+    vectors: dict[str, F32]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum({id(w): w.nbytes for w in self.weights.values()}.values())
+
+
+def describe(source: Source) -> tuple[ModelConfig, Program]:
+    """Configuration and program of an open file. Raises `UnknownArchitecture` listing the known ones."""
+    module = ARCHITECTURES.get(source.architecture)
+    if module is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnknownArchitecture(f"{source.path}: architecture {source.architecture!r} is not known; known are: {known}")
+    config: ModelConfig = module.config(source)
+    return config, module.program(config)
+
+
+def load(path: str | Path, pool: Pool) -> Model:
+    """Read, check and pack a model. Raises `ModelFileError` naming the tensor or field at fault."""
+    source = Source.open(path)
+    config, program = describe(source)
+    weight_names, vector_names = needed(program)
+    shapes = _shapes(config)
+    weights: dict[str, PackedWeight] = {}
+    for name in weight_names:
+        if name == "head" and not source.has("head"):
+            continue
+        tensor = source.tensor(name)
+        _check(tensor, *shapes[name.rpartition(".")[2]])
+        weights[name] = PackedWeight.pack(tensor.type, tensor.rows, tensor.cols, tensor.data, pool)
+    weights.setdefault("head", weights["embed"])
+    vectors = {name: _vector(source, config, name) for name in vector_names}
+    _check_vectors(program, vectors)
+    return Model(config, program, weights, vectors)
+
+
+def needed(program: Program) -> tuple[list[str], list[str]]:
+    """Names of the weights and of the vectors that a program uses, each once."""
+    weights: dict[str, None] = {}
+    vectors: dict[str, None] = {}
+    for op in program.ops:
+        match op:
+            case Embed():
+                weights[op.weight] = None
+            case Linear():
+                weights.update(dict.fromkeys(op.weights))
+                if isinstance(op.prologue, RMSNorm):
+                    vectors[op.prologue.weight] = None
+                if op.bias is not None:
+                    vectors[op.bias] = None
+            case RotateAndStore():
+                vectors.update(dict.fromkeys(n for n in (op.q_norm, op.k_norm) if n is not None))
+            case AddNorm():
+                vectors[op.norm.weight] = None
+    return list(weights), list(vectors)
+
+
+def _shapes(c: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) that each weight must have."""
+    q, kv = c.shape.heads * c.shape.head_dim, c.shape.kv_heads * c.shape.head_dim
+    table = (c.vocab, c.hidden)
+    layer = {"q": (q, c.hidden), "k": (kv, c.hidden), "v": (kv, c.hidden), "o": (c.hidden, q)}
+    ffn = {"gate": (c.ffn, c.hidden), "up": (c.ffn, c.hidden), "down": (c.hidden, c.ffn)}
+    return {"embed": table, "head": table, **layer, **ffn}
+
+
+def _check(tensor: RawTensor, rows: int, cols: int) -> None:
+    if (tensor.rows, tensor.cols) != (rows, cols):
+        raise ModelFileError(
+            f"{tensor.name} is {tensor.rows} x {tensor.cols}, but the model's configuration asks for {rows} x {cols}", param=tensor.name
+        )
+
+
+def _vector(source: Source, config: ModelConfig, name: str) -> F32:
+    layer, _, part = name.rpartition(".")
+    if part == "qkv_bias":
+        return np.concatenate([as_float32(source.tensor(f"{layer}.{p}_bias")) for p in "qkv"])
+    return as_float32(source.tensor(name)) + np.float32(config.norm_offset)
+
+
+def _check_vectors(program: Program, vectors: dict[str, F32]) -> None:
+    def need(name: str | None, length: int) -> None:
+        if name is not None and len(vectors[name]) != length:
+            raise ModelFileError(f"{name} has {len(vectors[name])} elements, but the model needs {length}", param=name)
+
+    for op in program.ops:
+        match op:
+            case Linear():
+                need(op.bias, op.out.width)
+                if isinstance(op.prologue, RMSNorm):
+                    need(op.prologue.weight, op.x.width)
+            case RotateAndStore():
+                need(op.q_norm, op.shape.head_dim)
+                need(op.k_norm, op.shape.head_dim)
+            case AddNorm():
+                need(op.norm.weight, op.x.width)

@@ -1,0 +1,206 @@
+"""What the next step does: a pure decision.
+
+Order of service is (priority, arrival). The rules, and why no sequence waits forever:
+
+- Every running sequence that has only its newest token to compute decodes. Prompt tokens share `chunk_size` per
+  step, first come first served within the order; a prompt is cut anywhere.
+- A sequence is admitted with frames for *all* its tokens and one more, so that no prefill stops halfway for want of
+  frames, plus one spare frame per running sequence, so that what is admitted is not preempted at the next frame
+  boundary. Alone it needs no spare: an empty pool fits whatever admission control accepted.
+- The waiting are admitted strictly in order: a large head is not overtaken by smaller ones. Only a *follower* is
+  passed over: one whose next prefix frame is just being computed by a running prefill ahead of it. It gets
+  that work for free by waiting, never later than it could have done it itself, since the leader is served first;
+  and as it is asked anew each step, nothing is stuck when the leader is aborted or preempted.
+- When growth finds no frames, the last in order is preempted, whoever needs the frame; in such a step nobody is
+  admitted. The first in order is thus never preempted, and finishes. A waiting sequence takes the place of running
+  ones only if its priority is strictly higher, and nobody behind them is admitted in their stead.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tokenmill.core.types import FRAME
+from tokenmill.kv.manager import frames_for
+from tokenmill.kv.prefix_tree import PrefixHit
+from tokenmill.scheduler.queues import rank
+from tokenmill.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_batch_size: sequences in one step. chunk_size: prompt tokens in one step; without chunked prefill a
+    prompt is never cut, and one longer than that has the prompt tokens of its step to itself."""
+
+    max_batch_size: int
+    chunk_size: int
+    chunked_prefill: bool = True
+
+
+class KVView(Protocol):
+    """What planning reads of the KV manager."""
+
+    @property
+    def available(self) -> int: ...
+    @property
+    def shares_prefixes(self) -> bool: ...
+    def covered(self, seq_id: Hashable) -> int: ...
+    def releasable(self, seq_id: Hashable) -> int: ...
+    def match(self, tokens: Ordered[int], salt: str) -> PrefixHit: ...
+
+
+class Work(NamedTuple):
+    """Compute positions [start, start + n_tokens) of a sequence; `samples` when that reaches its target, so that
+    its last row yields a token."""
+
+    sequence: Sequence
+    start: int
+    n_tokens: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    """preempt: running sequences that lose their frames. admit: waiting ones that get a table over the tokens
+    found in the prefix tree. reserve: (sequence, tokens to have frames for), in order. work: the step."""
+
+    preempt: list[Sequence] = field(default_factory=list)
+    admit: list[Sequence] = field(default_factory=list)
+    reserve: list[tuple[Sequence, int]] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+
+
+def plan(waiting: Iterable[Sequence], running: Iterable[Sequence], limits: Limits, kv: KVView) -> Plan:
+    """Decide the next step. waiting, running: in order of service. Nothing is changed."""
+    planner = _Planner(running, limits, kv)
+    planner.grow()
+    planner.decode()
+    planner.prefill(waiting)
+    return planner.plan
+
+
+class _Planner:
+    """One decision in the making. `available` errs low, never high."""
+
+    def __init__(self, running: Iterable[Sequence], limits: Limits, kv: KVView) -> None:
+        self.plan = Plan()
+        self.limits = limits
+        self.kv = kv
+        self.available = kv.available
+        self.running = list(running)
+        self.pending: deque[Sequence] = deque()
+        self.budget = limits.chunk_size
+
+    def grow(self) -> None:
+        """Find frames for each running sequence's next position, preempting from the end of the order."""
+        at = 0
+        while at < len(self.running):
+            sequence = self.running[at]
+            missing = sequence.target - self.kv.covered(sequence.id)
+            if missing > 0:
+                need = frames_for(missing)
+                while need > self.available and len(self.running) > max(at, 1):
+                    self._preempt_last()
+                if at == len(self.running):
+                    return
+                self.available -= need
+                self.plan.reserve.append((sequence, sequence.target))
+            at += 1
+
+    def decode(self) -> None:
+        """Give each running sequence its newest token; those with more to compute are left for `prefill`."""
+        for sequence in self.running:
+            computed = sequence.computed
+            if sequence.target - computed == 1:
+                self.plan.work.append(Work(sequence, computed, 1, True))
+            else:
+                self.pending.append(sequence)
+
+    def prefill(self, waiting: Iterable[Sequence]) -> None:
+        """Share the prompt budget, in order, between running prefills and those that can be admitted."""
+        leaders: list[Sequence] = []
+        followers = 0
+        for sequence in () if self.plan.preempt else waiting:
+            while self.pending and self.pending[0].rank < sequence.rank:
+                leaders.append(self.pending.popleft())
+                self._compute(leaders[-1], leaders[-1].computed)
+            if self.budget <= 0:
+                break  # before the look-up, which costs more than the rest
+            if self.plan.preempt and self.plan.preempt[-1].rank < sequence.rank:
+                break  # a victim is next in order
+            hit = self.kv.match(sequence.token_ids, sequence.cache_salt) if sequence.reuse else PrefixHit(0, 0)
+            start = hit.frames * FRAME
+            if any(self._follows(sequence, start, leader) for leader in leaders):
+                followers += 1  # it keeps the place in the batch that it will take
+                if len(self.running) + followers >= self.limits.max_batch_size:
+                    break
+                continue
+            if not self._share(sequence.target - start) or not self._admit(sequence, hit, followers):
+                break
+            leaders.append(sequence)
+            self._compute(sequence, start)
+        for sequence in self.pending:
+            self._compute(sequence, sequence.computed)
+        if self.plan.preempt:  # the last in order, so that no one else's share of the budget changes
+            self.plan.work = [work for work in self.plan.work if work.sequence not in self.plan.preempt]
+            self.plan.reserve = [(s, n) for s, n in self.plan.reserve if s not in self.plan.preempt]
+
+    def _share(self, left: int) -> int:
+        """How many of `left` prompt tokens the budget grants."""
+        if self.limits.chunked_prefill or left <= self.budget:
+            return min(left, self.budget)
+        return left if self.budget == self.limits.chunk_size else 0
+
+    def _compute(self, sequence: Sequence, start: int) -> None:
+        count = self._share(sequence.target - start)
+        if count > 0:
+            self.budget -= count
+            self.plan.work.append(Work(sequence, start, count, start + count == sequence.target))
+
+    def _follows(self, sequence: Sequence, found: int, leader: Sequence) -> bool:
+        """Whether `leader` is about to compute the frame after the `found` tokens that `sequence` can reuse."""
+        end = found + FRAME
+        return (
+            sequence.reuse
+            and self.kv.shares_prefixes
+            and leader.cache_salt == sequence.cache_salt
+            and leader.computed < end <= leader.target
+            and end < sequence.target
+            and leader.token_ids[:end] == sequence.token_ids[:end]
+        )
+
+    def _admit(self, sequence: Sequence, hit: PrefixHit, followers: int) -> bool:
+        """Take a place and frames for a waiting sequence, from sequences of lower priority if need be."""
+        whole = frames_for(sequence.target + 1)
+        # Frames that a victim shares may turn idle, and then count in what it releases: they are paid for in full.
+        cost = whole if self.plan.preempt else whole - hit.frames + hit.idle
+        places = self.limits.max_batch_size - len(self.running) - followers
+        available = self.available
+        rest = len(self.running)
+        while places < 1 or (rest and cost + rest > available):
+            if not rest or (self.plan.admit and not self.plan.preempt):
+                return False  # what was admitted without paying in full may rest on a victim's frames
+            victim = self.running[rest - 1]
+            if victim.priority <= sequence.priority:
+                return False
+            rest -= 1
+            places += 1
+            available += self.kv.releasable(victim.id)
+            cost = whole
+        while len(self.running) > rest:
+            self._preempt_last()
+        self.available -= cost
+        insort(self.running, sequence, key=rank)
+        self.plan.admit.append(sequence)
+        self.plan.reserve.append((sequence, sequence.target + 1))
+        return True
+
+    def _preempt_last(self) -> None:
+        victim = self.running.pop()
+        self.plan.preempt.append(victim)
+        self.available += self.kv.releasable(victim.id)

@@ -1,0 +1,155 @@
+"""The queues, and the effects of a plan on the KV manager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenmill.core.errors import InvalidRequest, KVBudgetTooSmall
+from tokenmill.core.types import FRAME
+from tokenmill.kv.manager import KVManager, frames_for
+from tokenmill.scheduler.plan import Limits, Work, plan
+from tokenmill.scheduler.queues import SequenceQueue
+from tokenmill.scheduler.sequence import Sequence
+
+Step = list[Work]
+
+
+class Scheduler:
+    """Owns every sequence from `add` until `finish` or `abort`.
+
+    A step is `schedule` (plan it and move frames), the model's work on it, and `commit`. n_preemptions: since the
+    start. prefix_queries, prefix_hits: prompt tokens looked up, and found, in the prefix tree at first admissions.
+    """
+
+    def __init__(self, kv: KVManager, limits: Limits) -> None:
+        self.kv = kv
+        self.limits = limits
+        self.n_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._waiting = SequenceQueue()
+        self._running = SequenceQueue()
+        self._requests: dict[str, dict[int, Sequence]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises `KVBudgetTooSmall` when it could not run even alone, and `InvalidRequest` when its id is taken.
+        """
+        choices = self._requests.get(sequence.request_id, {})
+        if sequence.choice in choices:
+            raise InvalidRequest(
+                f"request id {sequence.request_id!r} belongs to a request that is being served: send another id", param="request_id"
+            )
+        max_tokens = sequence.params.max_tokens
+        assert max_tokens is not None, "max_tokens is resolved before a sequence is scheduled"
+        need, total = frames_for(sequence.prompt_len + max_tokens), self.kv.n_frames
+        if need > total:
+            raise KVBudgetTooSmall(
+                f"prompt has {sequence.prompt_len} tokens and max_tokens is {max_tokens}: together {need} KV frames of {FRAME} tokens, "
+                f"but the KV pool has {total} ({total * FRAME} tokens): shorten the prompt, lower max_tokens or raise memory_budget_gb",
+                param="max_tokens",
+            )
+        self._requests[sequence.request_id] = choices
+        choices[sequence.choice] = sequence
+        self._waiting.push(sequence)
+
+    def abort(self, request_id: str, choice: int | None = None) -> list[Sequence]:
+        """Drop one choice of a request, or all, with their frames; returns the sequences dropped (none if it is over)."""
+        choices = self._requests.get(request_id, {})
+        gone = [s for s in choices.values() if choice is None or s.choice == choice]
+        for sequence in gone:
+            self.finish(sequence)
+        return gone
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence that is over. Its full frames stay cached."""
+        if sequence.running:
+            self._stop(sequence)
+        else:
+            self._waiting.remove(sequence)
+        choices = self._requests[sequence.request_id]
+        del choices[sequence.choice]
+        if not choices:
+            del self._requests[sequence.request_id]
+
+    def schedule(self, now: float) -> Step | None:
+        """Plan the next step at time `now` and give each sequence in it its frames. None when there is nothing to do."""
+        if not self.has_work:
+            return None
+        decision = plan(self._waiting, self._running, self.limits, self.kv)
+        for sequence in decision.preempt:
+            self._stop(sequence)
+            sequence.computed = 0
+            self._waiting.push(sequence)
+            self.n_preemptions += 1
+        for sequence in decision.admit:
+            self._start(sequence, now)
+        self._reserve(decision.reserve)
+        assert decision.work, "sequences are queued, but none can run"
+        return decision.work
+
+    def commit(self, step: Step, sampled: Mapping[Sequence, int]) -> None:
+        """The step is computed. sampled: the new token of each sequence whose work says `samples`.
+
+        Sequences that ended since `schedule` are passed over.
+        """
+        for sequence, start, n_tokens, samples in step:
+            if not sequence.running:
+                continue
+            assert sequence.computed == start, f"{sequence.id} has {sequence.computed} computed tokens, its work starts at {start}"
+            sequence.computed = start + n_tokens
+            self.kv.commit(sequence.id, sequence.token_ids, sequence.computed)
+            if samples:
+                sequence.token_ids.append(sampled[sequence])
+
+    def check_integrity(self) -> None:
+        """Compare queues, index and KV tables, and check the KV manager; raises AssertionError."""
+        self.kv.check_integrity()
+        queued = {s.id: s for s in (*self._running, *self._waiting)}
+        indexed = {s.id: s for choices in self._requests.values() for s in choices.values()}
+        assert queued == indexed, "queues and index differ"
+        assert len(queued) == self.n_running + self.n_waiting, "a sequence is queued twice"
+        for queue in (self._running, self._waiting):
+            order = [s.rank for s in queue]
+            assert order == sorted(order), "a queue is out of order"
+        assert all(s.running for s in self._running), "a running sequence is not marked so"
+        assert not any(s.running or s.computed for s in self._waiting), "a waiting sequence has a place or computed tokens"
+        assert all(s.computed <= self.kv.covered(s.id) for s in self._running), "computed positions have no frames"
+        assert self.kv.n_holders == len(self._running), "a table belongs to no running sequence"
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        self._waiting.remove(sequence)
+        self._running.push(sequence)
+        sequence.running = True
+        sequence.computed = self.kv.acquire(sequence.id, sequence.token_ids, sequence.cache_salt, sequence.reuse)
+        if sequence.first_scheduled is None:
+            sequence.first_scheduled = now
+            sequence.cached_tokens = sequence.computed
+            self.prefix_queries += sequence.prompt_len
+            self.prefix_hits += sequence.computed
+
+    def _stop(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        sequence.running = False
+        self.kv.release(sequence.id)
+
+    def _reserve(self, wishes: list[tuple[Sequence, int]]) -> None:
+        needs = [frames_for(n_tokens) - self.kv.covered(s.id) // FRAME for s, n_tokens in wishes]
+        later = sum(needs)
+        for (sequence, n_tokens), need in zip(wishes, needs, strict=True):
+            later -= need
+            done = self.kv.reserve(sequence.id, n_tokens, keep=later + self.n_running)
+            assert done, f"the plan promised {need} frames to {sequence.id}, but {self.kv.available} are available"

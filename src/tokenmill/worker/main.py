@@ -1,0 +1,175 @@
+"""The engine process: `python -m tokenmill.worker.main FD`.
+
+FD is one end of a unix socket pair. The first message in is the `EngineConfig`; the first one out is `EngineInfo`, or
+`Failed` when the model cannot be loaded. After that the process steps its engine while there is work and sleeps on the
+socket while there is none. It lives exactly as long as the other end of its socket: nobody else could use its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import TokenmillError
+from tokenmill.core.messages import (
+    Abort,
+    Drain,
+    EngineInfo,
+    Failed,
+    FromEngine,
+    Generate,
+    GetStats,
+    SequenceOutput,
+    Stats,
+    StepOutput,
+    ToEngine,
+)
+from tokenmill.core.types import FinishReason
+from tokenmill.worker import wire
+
+
+class Engine(Protocol):
+    """What the process asks of an engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: Generate) -> None: ...
+
+    def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None: ...
+
+    def step(self) -> list[SequenceOutput]: ...
+
+    def stats(self) -> Stats: ...
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """Messages as they arrive, read by a thread of its own so that the end of the stream is seen during a step too."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def wait(self) -> ToEngine:
+        """The next message, however long it takes."""
+        return self._messages.get()
+
+    def poll(self) -> ToEngine | None:
+        """The next message if there is one."""
+        try:
+            return self._messages.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        status = 1
+        try:
+            while (message := wire.receive(self._sock)) is not None:
+                self._messages.put(self._decoder.decode(message))
+            status = 0
+        except ConnectionError:
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Not sys.exit: the main thread may be inside a long step, or one that never ends.
+            sys.stderr.flush()
+            os._exit(status)
+
+
+class Worker:
+    """One engine and the stream that feeds it."""
+
+    def __init__(self, engine: Engine, sock: socket.socket) -> None:
+        self._engine = engine
+        self._sock = sock
+        self._inbox = Inbox(sock)
+        self._draining = False
+
+    def run(self) -> None:
+        """Serve until a drain is complete. A stream that ends ends the process, from wherever it is."""
+        while True:
+            if not self._engine.has_work:
+                if self._draining:
+                    return
+                self._handle(self._inbox.wait())
+            while (message := self._inbox.poll()) is not None:
+                self._handle(message)
+            if self._engine.has_work:
+                # A step without outputs is told too: it is how the other side knows that the engine moves.
+                self._send(StepOutput(self._engine.step()))
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Generate():
+                try:
+                    self._engine.add(message)
+                except TokenmillError as error:
+                    self._send(Failed.of(error, message.request_id))
+            case Abort():
+                self._engine.abort(message.request_id, message.choice, message.reason)
+            case GetStats():
+                self._send(self._engine.stats())
+            case Drain():
+                self._draining = True
+
+    def _send(self, message: FromEngine) -> None:
+        wire.send(self._sock, message)
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """The real engine; imported here so that a worker of another engine never loads native code."""
+    from tokenmill.engine.build import build_engine
+
+    return build_engine(config)
+
+
+def main(build: Callable[[EngineConfig], Engine] = build_engine) -> None:
+    """Run a worker over the descriptor named by the first argument."""
+    # The supervisor decides when this process ends (by its socket), so that a signal to the whole group still drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("tokenmill-engin")  # the kernel keeps 15 bytes
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    # A peer that has gone is no fault of this process, and there is nobody left to tell.
+    with contextlib.suppress(ConnectionError):
+        sys.exit(_serve(sock, build))
+
+
+def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
+    first = wire.receive(sock)
+    if first is None:
+        return 0
+    try:
+        engine = build(msgspec.msgpack.decode(first, type=EngineConfig))
+    except TokenmillError as error:
+        wire.send(sock, Failed.of(error, ""))
+        return 1
+    wire.send(sock, msgspec.structs.replace(engine.info, pid=os.getpid()))
+    Worker(engine, sock).run()
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

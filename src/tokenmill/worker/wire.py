@@ -1,0 +1,81 @@
+"""Frames on a stream: four bytes of length (big-endian), then one MessagePack message.
+
+Both ends live on one host and come from one installation, so there is no version in a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+MAX_FRAME = 256 * 2**20
+"""Bytes in one message; a longer one means that the stream is out of step."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class BrokenStream(ConnectionError):
+    """The stream ended inside a frame, or announces one that cannot be."""
+
+
+def frame(message: Any) -> bytes:
+    """`message` with its length in front."""
+    body = msgspec.msgpack.encode(message)
+    assert len(body) <= MAX_FRAME, f"a message of {len(body)} bytes is longer than {MAX_FRAME}"
+    return _LENGTH.pack(len(body)) + body
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """Send `message`, blocking. Raises `ConnectionError` when the peer has gone."""
+    sock.sendall(frame(message))
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """Wait for one encoded message; None at the end of the stream. Raises `ConnectionError`."""
+    head = _receive_exactly(sock, _LENGTH.size)
+    if not head:
+        return None
+    if len(head) < _LENGTH.size:
+        raise BrokenStream("the stream ended inside a frame's length")
+    length = _checked_length(head)
+    body = _receive_exactly(sock, length)
+    if len(body) < length:
+        raise BrokenStream(f"the stream ended after {len(body)} of {length} bytes")
+    return body
+
+
+async def receive_async(reader: asyncio.StreamReader) -> bytes | None:
+    """`receive` for asyncio."""
+    try:
+        head = await reader.readexactly(_LENGTH.size)
+    except asyncio.IncompleteReadError as ended:
+        if not ended.partial:
+            return None
+        raise BrokenStream("the stream ended inside a frame's length") from None
+    length = _checked_length(head)
+    try:
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as ended:
+        raise BrokenStream(f"the stream ended after {len(ended.partial)} of {length} bytes") from None
+
+
+def _checked_length(head: bytes) -> int:
+    length: int = _LENGTH.unpack(head)[0]
+    if length > MAX_FRAME:
+        raise BrokenStream(f"a frame of {length} bytes is announced, but {MAX_FRAME} is the limit")
+    return length
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """`count` bytes, fewer only at the end of the stream."""
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(min(count - len(parts), 2**20))
+        if not part:
+            break
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,174 @@
+"""The supervisor over engine processes without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import scripted_engine
+
+from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
+from tokenmill.core.errors import EngineDied, ModelFileError, TokenmillError, Unavailable
+from tokenmill.core.messages import Generate, SequenceOutput
+from tokenmill.core.types import SamplingParams
+
+QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.02, load_attempts=3)
+
+
+def supervisor(policy: RestartPolicy = QUICK, **script: object) -> Supervisor:
+    return Supervisor(scripted_engine.config(**script), command=scripted_engine.command(), policy=policy)
+
+
+@contextlib.asynccontextmanager
+async def started(policy: RestartPolicy = QUICK, **script: object) -> AsyncIterator[Supervisor]:
+    one = supervisor(policy, **script)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop(0)
+
+
+async def ask(one: Supervisor, **params: object) -> list[SequenceOutput]:
+    request = Generate(request_id=os.urandom(4).hex(), prompt=[65, 66], eos_ids=(scripted_engine.EOS,), params=SamplingParams(**params))  # type: ignore[arg-type]
+    return [output async for output in one.client.generate(request)]
+
+
+async def until_ready(one: Supervisor, restarts: int) -> None:
+    async with asyncio.timeout(20):
+        while one.restarts < restarts or one.state is not State.READY:
+            await asyncio.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def test_ready_after_the_load_and_no_process_left_after_stop() -> None:
+    one = supervisor()
+    assert one.state is State.LOADING
+    with pytest.raises(Unavailable, match="loading"):
+        _ = one.client
+    info = await one.start()
+    assert (one.state, one.advancing) == (State.READY, True)
+    assert len(await ask(one)) == 3
+    await one.stop(5)
+    assert gone(info.pid)
+    with pytest.raises(Unavailable, match="shutting down"):
+        _ = one.client
+
+
+async def test_the_first_load_that_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
+    one = supervisor(load_error="bad magic", once=str(tmp_path / "spent"))
+    with pytest.raises(ModelFileError, match="bad magic"):
+        await one.start()
+    await one.stop(0)
+
+
+async def test_a_killed_engine_is_seen_at_once_and_replaced() -> None:
+    async with started() as one:
+        first = one.info.pid
+        os.kill(first, signal.SIGKILL)
+        await one.client.wait_ended()
+        await until_ready(one, restarts=1)
+        assert one.info.pid != first
+        assert len(await ask(one)) == 3
+
+
+async def test_between_two_engines_requests_are_refused(tmp_path: Path) -> None:
+    async with started(RestartPolicy(first_delay=60)) as one:
+        client = one.client
+        os.kill(one.info.pid, signal.SIGKILL)
+        await client.wait_ended()
+        await asyncio.sleep(0)
+        assert (one.state, one.advancing) == (State.DOWN, False)
+        with pytest.raises(Unavailable, match="being restarted"):
+            _ = one.client
+
+
+async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one_serves(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, silent_for=0.3)
+    async with started(policy, hang_at=2, once=str(tmp_path / "spent")) as one:
+        with pytest.raises(EngineDied):
+            await ask(one)
+        await until_ready(one, restarts=1)
+        assert len(await ask(one)) == 3
+
+
+async def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
+    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, silent_for=0.3)
+    async with started(policy) as one:
+        await asyncio.sleep(0.6)
+        assert (one.restarts, one.state, one.advancing) == (0, State.READY, True)
+        assert one.last_stats is not None
+
+
+async def test_a_restart_is_given_up_after_so_many_failed_loads(tmp_path: Path) -> None:
+    """The second process finds a damaged file, for ever."""
+    spent = tmp_path / "spent"
+    spent.touch()
+    async with started(load_error="damaged", once=str(spent)) as one:
+        spent.unlink()
+        attempts = 0
+
+        async def damage_again() -> None:
+            nonlocal attempts
+            while True:
+                await asyncio.sleep(0.001)
+                if spent.exists():
+                    attempts += 1
+                    spent.unlink()
+
+        damaging = asyncio.create_task(damage_again())
+        os.kill(one.info.pid, signal.SIGKILL)
+        error: TokenmillError = await asyncio.wait_for(one.failed(), 30)
+        damaging.cancel()
+        assert isinstance(error, ModelFileError)
+        assert attempts >= QUICK.load_attempts - 1
+        assert one.state is State.DOWN
+
+
+async def test_a_drain_lets_the_work_in_flight_finish() -> None:
+    async with started(step_seconds=0.001) as one:
+        running = asyncio.create_task(ask(one, ignore_eos=True, max_tokens=100))
+        await one.client.stats()
+        await one.stop(20)
+        assert len(await running) == 100
+
+
+async def test_work_that_outlasts_the_drain_fails_and_the_process_is_gone() -> None:
+    async with started(step_seconds=0.01) as one:
+        pid = one.info.pid
+        running = asyncio.create_task(ask(one, ignore_eos=True))
+        await one.client.stats()
+        await one.stop(0.05)
+        with pytest.raises(EngineDied):
+            await running
+        assert gone(pid)
+
+
+async def test_a_load_that_is_cancelled_leaves_no_process() -> None:
+    one = supervisor(load_seconds=60)
+    loading = asyncio.create_task(one.start())
+    await asyncio.sleep(0.05)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await one.stop(0)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert children == []
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    policy = RestartPolicy(first_delay=0.25, longest_delay=30)
+    assert [policy.delay(n) for n in (1, 2, 3, 8, 1000)] == [0.25, 0.5, 1.0, 30, 30]
+
+
+def test_longer_steps_may_be_silent_for_longer() -> None:
+    policy = RestartPolicy(silent_for=60)
+    assert [policy.silence(chunk) for chunk in (16, 512, 2048)] == [60, 60, 240]

@@ -1,0 +1,175 @@
+"""An engine without a model, for tests of everything around one: it says its prompt again, token by token.
+
+`EngineConfig.model` is a JSON object, the `Script`. Tokens 0..255 are bytes, 256 ends a sequence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.core import errors
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
+from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
+from tokenmill.worker.main import main
+
+EOS = 256
+VOCABULARY = 257
+
+
+class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What goes wrong, and when. Steps are counted from 1; `once` is a file whose existence turns the fault off,
+    and which the fault creates, so that the next process behaves."""
+
+    once: str | None = None
+    load_error: str | None = None
+    load_exit: int | None = None
+    load_seconds: float = 0.0
+    raise_at: int | None = None
+    exit_at: int | None = None
+    hang_at: int | None = None
+    step_seconds: float = 0.0
+    refuse: str | None = None
+    max_model_len: int = 4096
+
+    def spent(self) -> bool:
+        return self.once is not None and os.path.exists(self.once)
+
+    def spend(self) -> None:
+        if self.once is not None:
+            Path(self.once).touch()
+
+
+class Running:
+    def __init__(self, request: Generate, choice: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.made: list[int] = []
+        self.scheduled = 0.0
+        self.aborted: FinishReason | None = None
+
+    @property
+    def frames(self) -> int:
+        return -(-(len(self.request.prompt) + len(self.made)) // FRAME)
+
+    def next_token(self) -> int:
+        prompt, params = self.request.prompt, self.request.params
+        if len(self.made) >= len(prompt) and not params.ignore_eos and len(self.made) >= params.min_tokens:
+            return EOS
+        return prompt[len(self.made) % len(prompt)]
+
+
+class ScriptedEngine:
+    def __init__(self, config: EngineConfig) -> None:
+        self._script = script = msgspec.json.decode(config.model, type=Script)
+        time.sleep(script.load_seconds)
+        if not script.spent():
+            if script.load_error is not None:
+                script.spend()
+                raise errors.ModelFileError(script.load_error)
+            if script.load_exit is not None:
+                script.spend()
+                os._exit(script.load_exit)
+        self._config = config
+        self._sequences: list[Running] = []
+        self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
+        self.info = EngineInfo(
+            model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
+            kv_bytes_per_token=1, max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
+            load_seconds=0.0,
+        )  # fmt: skip
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, request: Generate) -> None:
+        if self._script.refuse is not None:
+            raise errors.KVBudgetTooSmall(self._script.refuse, param="max_tokens")
+        self._sequences += [Running(request, choice) for choice in range(request.params.n)]
+
+    def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
+        for sequence in self._sequences:
+            if sequence.request.request_id == request_id and choice in (None, sequence.choice):
+                sequence.aborted = reason
+
+    def step(self) -> list[SequenceOutput]:
+        self._counts["steps"] += 1
+        self._fail_as_told(self._counts["steps"])
+        if self._script.step_seconds:
+            threading.Event().wait(self._script.step_seconds)
+        outputs = [output for sequence in self._sequences if (output := self._advance(sequence)) is not None]
+        ended = {(output.request_id, output.choice) for output in outputs if output.finish_reason is not None}
+        self._sequences = [s for s in self._sequences if (s.request.request_id, s.choice) not in ended]
+        return outputs
+
+    def stats(self) -> Stats:
+        held = sum(sequence.frames for sequence in self._sequences)
+        return Stats(
+            running=len(self._sequences), waiting=0, kv_total=10_000, kv_free=10_000 - held, kv_cached=0, kv_held=held, prefix_queries=0,
+            prefix_hits=0, preemptions=0, evictions=0, **self._counts,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        assert not self._sequences, "closed with work left"
+
+    def _advance(self, sequence: Running) -> SequenceOutput | None:
+        request, params = sequence.request, sequence.request.params
+        output = SequenceOutput(request.request_id, sequence.choice, [])
+        if sequence.aborted is not None:
+            output.finish_reason = sequence.aborted
+            return output
+        if not sequence.scheduled:
+            sequence.scheduled = time.monotonic()
+            self._counts["prompt_tokens"] += len(request.prompt)
+            return None
+        token = sequence.next_token()
+        sequence.made.append(token)
+        self._counts["generation_tokens"] += 1
+        output.tokens = [token]
+        output.first_scheduled = sequence.scheduled
+        if params.logprobs is not None:
+            output.logprobs = [likely(token, params.logprobs)]
+        if params.prompt_logprobs is not None and len(sequence.made) == 1:
+            output.prompt_logprobs = [None, *(likely(t, params.prompt_logprobs) for t in request.prompt[1:])]
+        if (token in request.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
+            output.finish_reason, output.stop_token = FinishReason.STOP, token
+        elif len(sequence.made) == params.max_tokens:
+            output.finish_reason = FinishReason.LENGTH
+        return output
+
+    def _fail_as_told(self, step: int) -> None:
+        script = self._script
+        if step not in (script.raise_at, script.exit_at, script.hang_at) or script.spent():
+            return
+        script.spend()
+        if step == script.exit_at:
+            os._exit(9)
+        if step == script.hang_at:
+            threading.Event().wait()
+        raise ZeroDivisionError("the script says so")
+
+
+def likely(token: int, count: int) -> TokenLogprobs:
+    """The token itself is the likeliest, then the ones after it."""
+    return TokenLogprobs(token, -0.5, 0, tuple(((token + i) % 256, -0.5 - i) for i in range(count)))
+
+
+def command() -> list[str]:
+    """The command that a supervisor starts in place of the real worker."""
+    return [sys.executable, "-P", __file__]
+
+
+def config(**script: object) -> EngineConfig:
+    """An engine config whose model is this script."""
+    return EngineConfig(model=msgspec.json.encode(Script(**script)).decode(), served_name="parrot")  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(ScriptedEngine)

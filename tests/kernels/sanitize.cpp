@@ -1,0 +1,193 @@
+// Packs every weight type and runs tapes over odd shapes, random bytes and refused batches. test_sanitizers.py builds it with a sanitizer
+// and judges it by its exit; it also fails by itself if one thread and several give different bits.
+#include "tape.h"
+#include "variants.h"
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+// The build renames mmap and munmap to these: blocks of the heap end where their bytes end, so that a step past the end is seen.
+extern "C" void* guarded_mmap(void*, size_t bytes, int, int, int, off_t) noexcept {
+    void* p = nullptr;
+    if (posix_memalign(&p, 4096, bytes)) return MAP_FAILED;
+    return std::memset(p, 0, bytes);
+}
+extern "C" int guarded_munmap(void* p, size_t) noexcept { free(p); return 0; }
+
+using namespace mill;
+
+namespace {
+
+constexpr int kSequences = 3, kLength = 720, kPages = kLength / kFrame, kVocabulary = 37;
+
+void require(bool ok, const std::string& what) {
+    if (ok) return;
+    std::fprintf(stderr, "%s\n", what.c_str());
+    std::exit(1);
+}
+
+template <class Body> bool refuses(Body body) {
+    try {
+        body();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+// What the random bytes of a weight are: any bits at all, or any integers under scales of usual size.
+enum class Bytes { Any, Usual };
+
+std::vector<uint8_t> weight_bytes(Form form, int rows, int cols, Bytes bytes, std::mt19937& random) {
+    const FormTraits& t = traits(form);
+    std::vector<uint8_t> data(size_t(rows) * cols / t.group * t.file_bytes);
+    for (auto& b : data) b = uint8_t(random());
+    if (bytes == Bytes::Any) return data;
+    for (size_t at = 0; at < data.size(); at += t.file_bytes) {
+        auto scale = [&](int offset) { data[at + offset + 1] = uint8_t((data[at + offset + 1] & 0x83) | 0x10); };
+        if (form == Form::F32) data[at + 3] = 0x3c, data[at + 2] &= 0x7f;
+        else if (form == Form::BF16) data[at + 1] = 0x3c;
+        else scale(form == Form::Q6K ? 208 : 0);
+        if (form == Form::Q4M || form == Form::Q5M || form == Form::Q4K || form == Form::Q5K) scale(2);
+    }
+    return data;
+}
+
+// A little model of one weight type: two layers, the second with a window.
+class Model {
+public:
+    Model(std::shared_ptr<Pool> pool, const Kernels& kernels, Form form, Bytes bytes, int window, int seed)
+        : form_(form), bytes_(bytes), random_(seed), pool_(pool) {
+        const int group = traits(form).group;
+        const int hidden = group == 1 ? 40 : group == 32 ? 96 : 512, inner = group == 1 ? 24 : group;
+        const int dim = group == 1 ? 48 : group == 32 ? 80 : 16, heads = group == 1 ? 3 : group == 32 ? 4 : 16, kv_heads = group == 1 ? 1 : 2;
+        const int widest = std::max({hidden, inner, heads * dim});
+        tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{96, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
+        Tape& t = *tape_;
+        const int x = t.add_buffer(hidden, false), y = t.add_buffer(hidden, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false);
+        const int attended = t.add_buffer(heads * dim, false), gate_up = t.add_buffer(2 * inner, false), last = t.add_buffer(hidden, true);
+        logits_ = t.add_buffer(kVocabulary, true);
+        const int rope = t.add_rope(std::vector<double>(dim / 2, 0.37));
+        t.embed(matrix(kVocabulary, hidden), x, 2.0f);
+        for (int layer = 0; layer < 2; ++layer) {
+            const bool norms = layer == 1;
+            t.linear(x, {matrix(heads * dim, hidden), matrix(kv_heads * dim, hidden), matrix(kv_heads * dim, hidden)}, qkv, norm(hidden),
+                     ones((heads + 2 * kv_heads) * dim), false);
+            t.rotate_store(qkv, layer, rope, 0.2f, layer == 0, norms ? ones(dim) : std::vector<float>{}, norms ? ones(dim) : std::vector<float>{}, 1e-6f);
+            t.attention(layer, attended, layer * window);
+            if (layer == 0) {
+                t.linear(attended, {matrix(hidden, heads * dim)}, x, {}, {}, true);
+            } else {
+                t.linear(attended, {matrix(hidden, heads * dim)}, y, {}, {}, false);
+                t.add_norm(x, y, ones(hidden), 1e-6f);
+            }
+            t.linear(x, {matrix(inner, hidden), matrix(inner, hidden)}, gate_up, norm(hidden), {}, false);
+            t.linear(gate_up, {matrix(hidden, inner)}, x, {Tape::Prologue::Gate, {}, 0, layer ? Activation::GeluTanh : Activation::Silu}, {}, true);
+        }
+        t.select(x, last);
+        t.linear(last, {matrix(kVocabulary, hidden)}, logits_, norm(hidden), {}, false);
+    }
+
+    struct Part { int rows, position; };
+
+    // Part i belongs to sequence i. The pages of a sequence are single frames in descending order.
+    std::vector<float> step(const std::vector<Part>& parts, int row_shift = 0, int token = 0, int frame_shift = 0, int first_start = 0) {
+        std::vector<int32_t> tokens, frames, starts, outputs;
+        std::vector<Segment> segments;
+        for (int i = 0; i < int(parts.size()); ++i) {
+            segments.push_back({int(tokens.size()) + row_shift, parts[i].rows, parts[i].position, int(frames.size()), kPages});
+            for (int r = 0; r < parts[i].rows; ++r) tokens.push_back((token ? token : 5 * r + i) % (token ? INT32_MAX : kVocabulary));
+            outputs.push_back(int(tokens.size()) - 1);
+            for (int p = 0; p < kPages; ++p) {
+                frames.push_back((i + 1) * kPages - 1 - p + frame_shift);
+                starts.push_back(first_start + p);
+            }
+        }
+        tape_->run({tokens, segments, frames, starts, outputs});
+        const float* from = tape_->buffer(logits_);
+        return {from, from + outputs.size() * kVocabulary};
+    }
+
+private:
+    std::shared_ptr<Weight> matrix(int rows, int cols) {
+        const auto data = weight_bytes(form_, rows, cols, bytes_, random_);
+        return std::make_shared<Weight>(pack_weight(form_, rows, cols, data.data(), data.size(), *pool_));
+    }
+    static std::vector<float> ones(int n) { return std::vector<float>(n, 1.0f); }
+    static Tape::Prologue norm(int n) { return {Tape::Prologue::Norm, ones(n), 1e-5f, {}}; }
+
+    Form form_;
+    Bytes bytes_;
+    std::mt19937 random_;
+    std::shared_ptr<Pool> pool_;
+    std::unique_ptr<Tape> tape_;
+    int logits_ = 0;
+};
+
+void pack_odd_shapes(Form form, Pool& pool, std::mt19937& random) {
+    const int group = traits(form).group;
+    for (int rows : {1, 15, 16, 17, 50})
+        for (int groups : {1, 3, 7}) {
+            const int cols = groups * group;
+            const auto data = weight_bytes(form, rows, cols, Bytes::Any, random);
+            const Weight w = pack_weight(form, rows, cols, data.data(), data.size(), pool);
+            std::vector<float> row(cols);
+            for (int r = 0; r < rows; ++r) dequantize_row(w, r, row.data());
+            require(refuses([&] { pack_weight(form, rows, cols, data.data(), data.size() - 1, pool); }), "bytes of another shape were packed");
+        }
+}
+
+std::vector<std::vector<float>> run_steps(Model& model) {
+    std::vector<std::vector<float>> results;
+    for (const auto& parts : std::vector<std::vector<Model::Part>>{
+             {{1, 0}}, {{2, 0}}, {{3, 508}}, {{1, 700}, {1, 512}, {2, 511}}, {{33, 490}}, {{5, 509}, {1, 0}, {67, 40}}, {{1, kLength - 1}, {4, 20}}})
+        results.push_back(model.step(parts));
+    return results;
+}
+
+void refuse_bad_batches(Model& model) {
+    const auto before = model.step({{3, 40}});
+    const int huge = INT32_MAX;
+    auto bad = [&](const char* what, auto body) { require(refuses(body), std::string("not refused: ") + what); };
+    bad("too many rows", [&] { model.step({{97, 0}}); });
+    bad("too many outputs", [&] { model.step(std::vector<Model::Part>(6, {1, 0})); });
+    bad("a position past the pages", [&] { model.step({{2, kLength * kSequences}}); });
+    bad("a position near the end of the integers", [&] { model.step({{2, huge}}); });
+    bad("a negative position", [&] { model.step({{2, -1}}); });
+    bad("rows that do not follow each other", [&] { model.step({{2, 0}}, 1); });
+    bad("a token past the vocabulary", [&] { model.step({{2, 0}}, 0, kVocabulary); });
+    bad("a frame past the pool", [&] { model.step({{2, 0}}, 0, 0, kPages * kSequences); });
+    bad("a frame before the pool", [&] { model.step({{2, 0}}, 0, 0, -kPages); });
+    bad("frames near the end of the integers", [&] { model.step({{2, 0}}, 0, 0, huge - kPages); });
+    bad("pages that begin after the row", [&] { model.step({{2, 0}}, 0, 0, 0, 3); });
+    bad("pages that begin after what the row sees", [&] { model.step({{2, 40}}, 0, 0, 0, 3); });
+    bad("pages that begin before the sequence", [&] { model.step({{2, 40}}, 0, 0, 0, -huge); });
+    require(model.step({{3, 40}}) == before, "a refused batch changed the tape");
+}
+
+}  // namespace
+
+int main() {
+    std::mt19937 random(1);
+    for (const Kernels* kernels : usable_kernels()) {
+        const auto one = std::make_shared<Pool>(1), three = std::make_shared<Pool>(3);
+        for (int f = 0; f < int(std::size(kForms)); ++f) {
+            const Form form = Form(f);
+            pack_odd_shapes(form, *three, random);
+            const int window = f % 2 ? 5 : 520;
+            Model hostile(three, *kernels, form, Bytes::Any, window, f);
+            run_steps(hostile);
+            Model alone(one, *kernels, form, Bytes::Usual, window, f), together(three, *kernels, form, Bytes::Usual, window, f);
+            const auto want = run_steps(alone);
+            const std::string where = std::string(kernels->name) + " " + traits(form).name;
+            for (const auto& logits : want)
+                for (float x : logits) require(std::isfinite(x), where + ": a logit is not finite");
+            require(run_steps(together) == want, where + ": three threads give other bits than one");
+            if (form == Form::Q8) refuse_bad_batches(together);
+        }
+    }
+    std::puts("done");
+}
