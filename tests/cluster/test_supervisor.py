@@ -92,7 +92,7 @@ async def test_between_two_engines_requests_are_refused(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one_serves(tmp_path: Path) -> None:
-    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, silent_for=0.3)
+    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, stalled_after=0.2, killed_after=0.3)
     async with started(policy, hang_at=2, once=str(tmp_path / "spent")) as one:
         with pytest.raises(EngineDied):
             await ask(one)
@@ -101,7 +101,7 @@ async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one
 
 
 async def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
-    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, silent_for=0.3)
+    policy = RestartPolicy(first_delay=0.01, ask_every=0.05, stalled_after=0.2, killed_after=0.3)
     async with started(policy) as one:
         await asyncio.sleep(0.6)
         assert (one.restarts, one.state, one.advancing) == (0, State.READY, True)
@@ -170,5 +170,5 @@ def test_delays_double_up_to_the_longest() -> None:
 
 
 def test_longer_steps_may_be_silent_for_longer() -> None:
-    policy = RestartPolicy(silent_for=60)
-    assert [policy.silence(chunk) for chunk in (16, 512, 2048)] == [60, 60, 240]
+    policies = [RestartPolicy(stalled_after=60, killed_after=600).for_chunks_of(chunk) for chunk in (16, 512, 2048)]
+    assert [(policy.stalled_after, policy.killed_after) for policy in policies] == [(60, 600), (60, 600), (240, 2400)]

@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     script: dict[str, Any] = {}
     api_key: str | None = None
     shutdown_timeout: float = 10.0
-    policy: RestartPolicy = RestartPolicy(first_delay=0.01, ask_every=0.2, silent_for=2.0)
+    policy: RestartPolicy = RestartPolicy(first_delay=0.01, ask_every=0.2, stalled_after=2.0, killed_after=4.0)
     chat_template: str | None = "{{ messages[-1].content }}"
 
 

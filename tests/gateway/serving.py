@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def child_pids(pid: int) -> list[int]:
 @contextlib.contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A process whose standard output is read by the test; killed, with its engine, at the end."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # An engine that is idle then looks for the owner of every frame, and ends if one has none.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"TOKENMILL_CHECK": "1"})
     try:
         yield process
     finally:

@@ -84,7 +84,7 @@ def test_a_disconnect_frees_the_kv_soon(stream: bool) -> None:
 
 
 def test_an_engine_killed_midway_ends_streams_with_an_error_event_and_comes_back() -> None:
-    policy = {"first_delay": 0.3, "ask_every": 0.2, "silent_for": 5.0}
+    policy = {"first_delay": 0.3, "ask_every": 0.2, "killed_after": 5.0}
     with serving.scripted(script={"step_seconds": 0.002}, policy=policy) as served:
         assert status(served) == (200, "ok")
         with streaming(served) as lines:
@@ -110,7 +110,8 @@ def test_an_engine_that_dies_before_the_first_token_is_a_plain_503(tmp_path: Pat
 
 def test_an_engine_that_hangs_is_told_by_health_and_then_replaced(tmp_path: Path) -> None:
     script = {"hang_at": 3, "once": str(tmp_path / "spent")}
-    with serving.scripted(script=script, policy={"first_delay": 0.01, "ask_every": 0.1, "silent_for": 1.0}) as served:
+    policy = {"first_delay": 0.01, "ask_every": 0.1, "stalled_after": 0.5, "killed_after": 1.0}
+    with serving.scripted(script=script, policy=policy) as served:
         with streaming(served) as lines:
             until(lambda: status(served) == (503, "stalled"))
             rest = [line for line in lines if line]

@@ -141,8 +141,10 @@ def test_200_clients_that_leave_midway_leave_nothing_held(served: serving.Served
         async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key=KEY, max_retries=0, timeout=120) as http:
             await asyncio.gather(*(leave(http, index % 10) for index in range(200)))
 
+    engine = served.engine_pid()
     asyncio.run(leave_all())
     serving.until(lambda: served.metric("num_requests_running") + served.metric("num_requests_waiting") == 0, seconds=5)
     assert served.metric("kv_cache_usage_perc") == 0
     answer = client.chat.completions.create(model="smol", messages=MESSAGES, temperature=0, max_tokens=40)
     assert "Paris" in answer.choices[0].message.content
+    assert served.engine_pid() == engine

@@ -154,7 +154,7 @@ void refuse_bad_batches(Model& model) {
     auto bad = [&](const char* what, auto body) { require(refuses(body), std::string("not refused: ") + what); };
     bad("too many rows", [&] { model.step({{97, 0}}); });
     bad("too many outputs", [&] { model.step(std::vector<Model::Part>(6, {1, 0})); });
-    bad("a position past the pages", [&] { model.step({{2, kLength * kSequences}}); });
+    bad("a position past the pool", [&] { model.step({{2, 2 * kLength * kSequences}}); });
     bad("a position near the end of the integers", [&] { model.step({{2, huge}}); });
     bad("a negative position", [&] { model.step({{2, -1}}); });
     bad("rows that do not follow each other", [&] { model.step({{2, 0}}, 1); });

@@ -8,6 +8,7 @@ import pytest
 from tokenmill.kernels.native import PackedWeight, Pool, variants
 from tokenmill.kernels.ops import AddNorm, Batch, Buffer, Embed, Gated, Heads, Linear, Program, RMSNorm, Segment, Select
 from tokenmill.kernels.reference import Reference
+from tokenmill.kernels.reference_ops import Arithmetic
 from tokenmill.kernels.reference_weights import TYPES, RefWeight
 from tokenmill.kernels.tape import Tape
 
@@ -24,12 +25,25 @@ def rng():
 
 
 def activations(rng, rows, k):
-    """Rows of very different sizes, with a block of zeros and a block of numbers too small to quantise."""
-    x = rng.standard_normal((rows, k)) * np.exp(3 * rng.standard_normal((rows, 1)))
-    x[rng.random((rows, k)) < 0.02] *= 50
-    if rows > 2:
-        x[1, :32] = 0
-        x[2, :32] *= 1e-36
+    """Rows of very different sizes, with a block of zeros and a block of numbers too small to quantise.
+
+    In turn their wide blocks are some, none, all but one, and all.
+    """
+    x = rng.standard_normal((rows, k))
+    some, none, spiked = x[0::4], x[1::4], x[2::4]
+    some[rng.random(some.shape) < 0.02] *= 50
+    np.clip(none, -2, 2, out=none)
+    for i in range(0, k - k % 32, 32):
+        for row in (*spiked, *x[3::4]):
+            row[i : i + 32] /= 50
+            row[i + rng.integers(32)] = rng.choice((-1, 1)) * rng.uniform(1, 1.2)
+    for row in spiked:
+        quiet = 32 * rng.integers(max(1, k // 32))
+        row[quiet : quiet + 32] /= 50
+    x *= np.exp(3 * rng.standard_normal((rows, 1)))
+    if rows > 8:
+        x[5, :32] = 0
+        x[8, :32] *= 1e-36
     return x.astype(np.float32)
 
 
@@ -87,7 +101,10 @@ def test_linear_has_the_reference_bits_for_every_number_of_rows(rng, weight_byte
     pool = Pool(2, variant)
     for outputs, k in OUTPUTS.items():
         k *= 8 if kind.endswith("_K") else 1
-        bench = Bench.linear(activations(rng, 64, k), (kind, outputs, k, weight_bytes(rng, kind, outputs, k)))
+        x = activations(rng, 64, k)
+        wide = (Arithmetic().quantize(x).d2 != 0).sum(axis=1)
+        assert {0, k // 32 - 1, k // 32} <= set(wide)
+        bench = Bench.linear(x, (kind, outputs, k, weight_bytes(rng, kind, outputs, k)))
         tape = bench.tape(pool, max(ROWS))
         want = bench.reference(variant).run(bench.batch(range(64)))
         for rows in ROWS:

@@ -40,16 +40,20 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Failed loads in a row after which a restart is given up. The first load of all has a single attempt."""
     ask_every: float = 5.0
     """How often the engine is asked for its counters, which is how a hang is seen."""
-    silent_for: float = 60.0
-    """Silence after which a process counts as hung and is killed, for steps of up to 512 prompt tokens."""
+    stalled_after: float = 60.0
+    """Silence after which the engine no longer counts as advancing, for steps of up to 512 prompt tokens."""
+    killed_after: float = 600.0
+    """Silence after which it counts as hung and is killed. Far longer: on a busy machine a step of a large model takes
+    minutes, and killing it would only begin it again."""
 
     def delay(self, failures: int) -> float:
         """The wait before the start that follows `failures` ends in a row."""
         return min(self.first_delay * 2.0 ** max(0, min(failures - 1, 30)), self.longest_delay)
 
-    def silence(self, chunk_size: int) -> float:
-        """Longer steps may be silent for longer."""
-        return self.silent_for * max(1.0, chunk_size / 512)
+    def for_chunks_of(self, chunk_size: int) -> RestartPolicy:
+        """The policy for longer steps, which may be silent for longer."""
+        longer = max(1.0, chunk_size / 512)
+        return msgspec.structs.replace(self, stalled_after=self.stalled_after * longer, killed_after=self.killed_after * longer)
 
 
 class Supervisor:
@@ -65,7 +69,7 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._command = command
-        self._policy = policy or RestartPolicy()
+        self._policy = (policy or RestartPolicy()).for_chunks_of(config.chunk_size)
         self._clock = clock or MonotonicClock()
         self._worker: WorkerProcess | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -97,8 +101,8 @@ class Supervisor:
 
     @property
     def advancing(self) -> bool:
-        """Whether the engine is there and not silent for half the time after which it is killed."""
-        return self._state is State.READY and self._silence() < self._longest_silence / 2
+        """Whether the engine is there and has said something lately."""
+        return self._state is State.READY and self._silence() < self._policy.stalled_after
 
     async def start(self) -> EngineInfo:
         """Load the first engine and keep one running from here on. Raises what made the load fail; it is not tried again."""
@@ -143,10 +147,6 @@ class Supervisor:
         """End the engine process now, from any context; for a second signal."""
         if self._worker is not None:
             self._worker.kill()
-
-    @property
-    def _longest_silence(self) -> float:
-        return self._policy.silence(self._config.chunk_size)
 
     def _silence(self) -> float:
         assert self._worker is not None
@@ -193,7 +193,7 @@ class Supervisor:
                 async with asyncio.timeout(self._policy.ask_every):
                     await worker.client.wait_ended()
             except TimeoutError:
-                if self._silence() > self._longest_silence:
+                if self._silence() > self._policy.killed_after:
                     log.error("the engine has said nothing for %.0f s: it is killed", self._silence())
                     return
             finally:

@@ -119,15 +119,13 @@ class Engine:
         self._ended.clear()
 
     def _check(self, request: Generate) -> None:
-        params, length, limit = request.params, len(request.prompt), self.info.max_model_len
+        params = request.params
         assert params.max_tokens is not None, "max_tokens is resolved by the sender"
         params.check(self.info.vocab_size)
-        if not length:
-            raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
+        room_after(len(request.prompt), self.info.max_model_len, params.max_tokens)
         for token in request.prompt:
             if not 0 <= token < self.info.vocab_size:
                 raise InvalidRequest(f"the prompt holds token id {token}, but ids lie in [0, {self.info.vocab_size})", param="prompt")
-        room_after(length, limit, params.max_tokens)
 
     def _commit(self, step: Step, result: StepResult) -> list[SequenceOutput]:
         outputs = []

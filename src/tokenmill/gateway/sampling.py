@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from tokenmill.core.errors import ContextLengthExceeded, InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.types import Priority, SamplingParams
 from tokenmill.gateway.schemas import GenerationRequest
 
@@ -47,22 +46,3 @@ def check_stream_options(request: GenerationRequest) -> None:
         raise InvalidRequest("stream_options has an effect only with stream true: leave it out, or stream", param="stream_options")
     if options.continuous_usage_stats and not options.include_usage:
         raise InvalidRequest("continuous_usage_stats needs include_usage true beside it", param="stream_options.continuous_usage_stats")
-
-
-def room_after(prompt: Sequence[int], limit: int, max_tokens: int | None, param: str) -> int:
-    """Tokens that may follow `prompt` in a context of `limit`: `max_tokens`, or all that is left.
-
-    Raises `InvalidRequest`, most often `ContextLengthExceeded`. `param` is the field that holds the prompt.
-    """
-    if not prompt:
-        raise InvalidRequest(f"{param} has no tokens: the model needs at least one to begin with", param=param)
-    room = limit - len(prompt)
-    if room < 1 or (max_tokens is not None and max_tokens > room):
-        asked = "" if max_tokens is None else f" (max_tokens {max_tokens})"
-        wanted = len(prompt) + (1 if max_tokens is None else max_tokens)
-        raise ContextLengthExceeded(
-            f"prompt has {len(prompt)} tokens, model context is {limit}{asked}, which makes {wanted} needed: "
-            "shorten the prompt, ask for fewer tokens, or raise --max-model-len",
-            param=param,
-        )
-    return room if max_tokens is None else max_tokens

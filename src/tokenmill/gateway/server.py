@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -110,12 +109,17 @@ async def _work(service: Service, announce: Callable[[EngineInfo], None]) -> Non
 
 async def _drain(service: Service, working: asyncio.Task[None], timeout: float) -> None:
     service.supervisor.begin_drain()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            await service.wait_idle()
+    finished = await _idle_within(service, timeout)
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
-    await service.supervisor.stop(0)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_ANSWERS):
+    await service.supervisor.stop(LAST_ANSWERS if finished else 0)
+    await _idle_within(service, LAST_ANSWERS)
+
+
+async def _idle_within(service: Service, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
             await service.wait_idle()
+    except TimeoutError:
+        return False
+    return True

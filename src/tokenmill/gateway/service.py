@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cluster.supervisor import State, Supervisor
 from tokenmill.core.errors import AuthenticationError, EngineDied, ModelNotFound, Unavailable
+from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import SamplingParams
 from tokenmill.gateway.completion import Completion
 from tokenmill.gateway.prompts import PromptBuilder
-from tokenmill.gateway.sampling import check_stream_options, priority, room_after
+from tokenmill.gateway.sampling import check_stream_options, priority
 from tokenmill.gateway.schemas import GenerationRequest
 from tokenmill.observe.metrics import Metrics
 
@@ -125,7 +126,7 @@ class Service:
     ) -> Completion:
         """A completion of `prompts`, with the seed and max_tokens of each resolved. Raises `InvalidRequest`."""
         check_stream_options(request)
-        rooms = [room_after(prompt, self.max_model_len, params.max_tokens, prompt_param) for prompt in prompts]
+        rooms = [room_after(len(prompt), self.max_model_len, params.max_tokens, prompt_param) for prompt in prompts]
         return Completion(
             self.prompts.tokenizer,
             self.metrics,

@@ -1,0 +1,174 @@
+// Rotary embedding, writing keys and values, and attention over one cut.
+
+inline void rotate_head(const RotateArgs& a, const float* x, const float* norm, float* y) {
+    const int half = a.head_dim / 2;
+    float normed[512];
+    if (norm) {
+        rms_norm(x, norm, a.eps, a.head_dim, normed);
+        x = normed;
+    }
+    for (int i = 0; i < half; i += 16) {
+        const int left = half - i;
+        F x0, x1;
+        if (a.interleaved) {
+            alignas(64) float even[16] = {}, odd[16] = {};
+            for (int l = 0; l < 16 && l < left; ++l) { even[l] = x[2 * (i + l)]; odd[l] = x[2 * (i + l) + 1]; }
+            x0 = f_load(even);
+            x1 = f_load(odd);
+        } else {
+            x0 = load_upto(x + i, left);
+            x1 = load_upto(x + half + i, left);
+        }
+        const F c = load_upto(a.cos + i, left), s = load_upto(a.sin + i, left);
+        const F y0 = f_fma(x0, c, f_sub(f_set(0.0f), f_mul(x1, s)));
+        const F y1 = f_fma(x1, c, f_mul(x0, s));
+        // Both layouts are kept as halves from here on: q and k are permuted alike, which no dot product can see.
+        store_upto(y + i, y0, left);
+        store_upto(y + half + i, y1, left);
+    }
+}
+
+void rotate_store(const RotateArgs& a) {
+    const int hd = a.head_dim;
+    float turned[512];
+    for (int h = 0; h < a.heads; ++h) {
+        rotate_head(a, a.qkv + size_t(h) * hd, a.q_norm, turned);
+        for (int i = 0; i < hd; ++i) a.q[size_t(h) * hd + i] = bf16_round(turned[i] * a.scale);
+    }
+    const float* k = a.qkv + size_t(a.heads) * hd;
+    const float* v = k + size_t(a.kv_heads) * hd;
+    for (int h = 0; h < a.kv_heads; ++h) {
+        uint16_t* keys = reinterpret_cast<uint16_t*>(a.frame + size_t(h) * hd * kFrame * 4);
+        uint16_t* values = keys + size_t(hd) * kFrame;
+        rotate_head(a, k + size_t(h) * hd, a.k_norm, turned);
+        for (int i = 0; i < hd; ++i) keys[(i / 2) * (kFrame * 2) + a.slot * 2 + i % 2] = bf16_round(turned[i]);
+        for (int i = 0; i < hd; ++i) values[size_t(a.slot / 2) * hd * 2 + 2 * i + a.slot % 2] = bf16_round(v[size_t(h) * hd + i]);
+    }
+}
+
+template <int R> void scores(const VisibleRow* rows, const uint8_t* const* frames, int first, int last, int hd, AttendScratch& t) {
+    for (int f = first & ~1; f < last; f += 2) {
+        // A tile is two frames; a missing one is replaced by its neighbour and never looked at.
+        const uint8_t* lower = frames[f < first ? f + 1 : f];
+        const uint8_t* upper = frames[f + 1 < last ? f + 1 : f < first ? f + 1 : f];
+        F acc[R];
+        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
+        for (int i = 0; i < hd / 2; ++i) {
+            const B keys = b_load2(lower + 32 * size_t(i), upper + 32 * size_t(i));
+            UNROLL for (int r = 0; r < R; ++r) acc[r] = dot2(acc[r], keys, rows[r].q + 2 * i);
+        }
+        UNROLL for (int r = 0; r < R; ++r) f_store(&t.score[r][8 * f], acc[r]);
+    }
+}
+
+// Turns the scores of one row into p, from tile-aligned `from` to `to` (positions within the cut), visible [lo, hi).
+void soften(AttendScratch& t, int r, int from, int to, int lo, int hi, CutResult& out) {
+    constexpr float none = -__builtin_inff();
+    F high = f_set(none);
+    for (int i = from; i < to; i += 16) {
+        const F s = f_select(f_load(&t.score[r][i]), lo - i, hi - i, none);
+        f_store(&t.score[r][i], s);
+        high = f_max(high, s);
+    }
+    const float m = lane_max(high);
+    F sum = f_set(0.0f);
+    for (int i = from; i < to; i += 16) {
+        alignas(64) float p[16];
+        f_store(p, f_select(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), lo - i, hi - i, 0.0f));
+        for (int l = 0; l < 16; ++l) {
+            const uint16_t b = bf16_round(p[l]);
+            t.p[r][i + l] = b;
+            p[l] = bf16_widen(b);
+        }
+        sum = f_add(sum, f_load(p));
+    }
+    out.m[r] = m;
+    out.l[r] = lane_tree(sum);
+}
+
+template <int R, int V> void weigh(const AttendScratch& t, int row, const uint8_t* const* frames, int from, int to, int hd, int dim, float* o) {
+    F acc[R][V];
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = f_set(0.0f);
+    for (int pos = from; pos < to; pos += 2) {
+        const uint8_t* values = frames[pos / 8] + size_t(hd) * 16 + (size_t(pos % 8 / 2) * hd + dim) * 4;
+        UNROLL for (int v = 0; v < V; ++v) {
+            B x = b_load(values + 64 * v);
+            if (pos + 1 == to) x = b_even_only(x);
+            UNROLL for (int r = 0; r < R; ++r) acc[r][v] = dot2(acc[r][v], x, &t.p[row + r][pos]);
+        }
+    }
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) f_store(o + size_t(row + r) * hd + dim + 16 * v, acc[r][v]);
+}
+
+template <int R> void weigh_rows(const AttendScratch& t, int row, const uint8_t* const* frames, int from, int to, int hd, float* o) {
+    int dim = 0;
+    for (; dim + 16 * kValueVectors <= hd; dim += 16 * kValueVectors) weigh<R, kValueVectors>(t, row, frames, from, to, hd, dim, o);
+    for (; dim < hd; dim += 16) weigh<R, 1>(t, row, frames, from, to, hd, dim, o);
+}
+
+void attend_cut(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int hd, AttendScratch& t, CutResult& out) {
+    const int base = cut * kCut;
+    int lo[kMaxAttendRows], hi[kMaxAttendRows], from = kCut, to = 0;
+    for (int r = 0; r < n; ++r) {
+        lo[r] = rows[r].lo > base ? rows[r].lo - base : 0;
+        hi[r] = rows[r].hi < base + kCut ? rows[r].hi - base : kCut;
+        if (lo[r] >= hi[r]) continue;
+        from = lo[r] < from ? lo[r] : from;
+        to = hi[r] > to ? hi[r] : to;
+    }
+    if (from >= to) {
+        for (int r = 0; r < n; ++r) out.l[r] = 0.0f;
+        return;
+    }
+    const int first = from / kFrame, last = (to + kFrame - 1) / kFrame;
+    switch (n) {
+        case 1: scores<1>(rows, frames, first, last, hd, t); break;
+        case 2: scores<2>(rows, frames, first, last, hd, t); break;
+        case 3: scores<3>(rows, frames, first, last, hd, t); break;
+        case 4: scores<4>(rows, frames, first, last, hd, t); break;
+        case 5: scores<5>(rows, frames, first, last, hd, t); break;
+        case 6: scores<6>(rows, frames, first, last, hd, t); break;
+        case 7: scores<7>(rows, frames, first, last, hd, t); break;
+        default: scores<8>(rows, frames, first, last, hd, t); break;
+    }
+    const int aligned = from & ~15;
+    for (int r = 0; r < n; ++r) {
+        if (lo[r] < hi[r]) {
+            soften(t, r, aligned, to, lo[r], hi[r], out);
+        } else {
+            out.l[r] = 0.0f;
+            __builtin_memset(&t.p[r][aligned], 0, sizeof(uint16_t) * ((to - aligned + 15) / 16 * 16));
+        }
+    }
+    // Positions of the first frame before `from` were written by this sequence or have p = 0 over finite values.
+    const int start = from & ~1;
+    int r = 0;
+    for (; r + kValueRows <= n; r += kValueRows) weigh_rows<kValueRows>(t, r, frames, start, to, hd, out.o);
+    for (; r < n; ++r) weigh_rows<1>(t, r, frames, start, to, hd, out.o);
+}
+
+void merge_cut(CutResult& total, const CutResult& cut, int rows, int hd) {
+    for (int r = 0; r < rows; ++r) {
+        float* to = total.o + size_t(r) * hd;
+        const float* o = cut.o + size_t(r) * hd;
+        if (cut.l[r] == 0.0f) continue;
+        if (total.l[r] == 0.0f) {
+            total.m[r] = cut.m[r];
+            total.l[r] = cut.l[r];
+            __builtin_memcpy(to, o, sizeof(float) * hd);
+            continue;
+        }
+        const float m = cut.m[r] > total.m[r] ? cut.m[r] : total.m[r];
+        const float a = exp2_one(total.m[r] - m), b = exp2_one(cut.m[r] - m);
+        alignas(64) float l[16];
+        f_store(l, f_fma(f_set(total.l[r]), f_set(a), f_set(cut.l[r] * b)));
+        total.m[r] = m;
+        total.l[r] = l[0];
+        for (int i = 0; i < hd; i += 16) f_store(to + i, f_fma(f_load(to + i), f_set(a), f_mul(f_load(o + i), f_set(b))));
+    }
+}
+
+void finish(const CutResult& total, int row, int hd, float* out) {
+    const F inv = f_set(1.0f / total.l[row]);
+    for (int i = 0; i < hd; i += 16) f_store(out + i, f_mul(f_load(total.o + size_t(row) * hd + i), inv));
+}

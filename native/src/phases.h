@@ -1,0 +1,276 @@
+// The phases that ops are made of. Each divides its work into items that any thread may take.
+#pragma once
+
+#include "rotary.h"
+#include "tape.h"
+
+#include <algorithm>
+
+namespace mill {
+
+inline int first_visible(int position, int window) { return window ? std::max(0, position - window + 1) : 0; }
+
+struct EmbedPhase final : Phase {
+    std::shared_ptr<Weight> w;
+    float* out;
+    float scale;
+    EmbedPhase(std::shared_ptr<Weight> w, float* out, float scale) : w(std::move(w)), out(out), scale(scale) {}
+    int items(const StepState& s) const override { return s.rows; }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        for (int row = begin; row < end; ++row) {
+            float* to = out + size_t(row) * w->cols;
+            dequantize_row(*w, s.batch.tokens[row], to);
+            if (scale != 1.0f)
+                for (int i = 0; i < w->cols; ++i) to[i] *= scale;
+        }
+    }
+};
+
+struct AnglePhase final : Phase {
+    const std::vector<double>& inverse;
+    float *cos, *sin;
+    AnglePhase(const std::vector<double>& inverse, float* cos, float* sin) : inverse(inverse), cos(cos), sin(sin) {}
+    int items(const StepState& s) const override { return s.rows; }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        const size_t n = inverse.size();
+        for (int row = begin; row < end; ++row)
+            for (size_t i = 0; i < n; ++i) sin_cos(double(s.position[row]) * inverse[i], sin[row * n + i], cos[row * n + i]);
+    }
+};
+
+// The prologue of a linear op, and the quantisation of its result.
+struct InputPhase final : Phase {
+    const Kernels& k;
+    const float* x;
+    int width, cols;
+    bool output_rows, quantize;
+    Tape::Prologue prologue;
+    float* dense;              // [rows][cols]; the prologue's result
+    const QuantRows* quant;
+    InputPhase(const Kernels& k, const float* x, int width, int cols, bool output_rows, bool quantize, Tape::Prologue p, float* dense, const QuantRows* quant)
+        : k(k), x(x), width(width), cols(cols), output_rows(output_rows), quantize(quantize), prologue(std::move(p)), dense(dense), quant(quant) {}
+    int items(const StepState& s) const override { return output_rows ? s.outputs : s.rows; }
+    void run(const StepState&, int begin, int end, ThreadScratch&) override {
+        QuantRows to = *quant;
+        to.cols = cols;
+        for (int row = begin; row < end; ++row) {
+            const float* from = x + size_t(row) * width;
+            float* y = dense + size_t(row) * cols;
+            if (prologue.kind == Tape::Prologue::Norm) k.rms_norm(from, prologue.weight.data(), prologue.eps, cols, y);
+            else if (prologue.kind == Tape::Prologue::Gate) k.gated(prologue.activation, from, from + cols, cols, y);
+            if (quantize) k.quantize(prologue.kind == Tape::Prologue::None ? from : y, row, to);
+        }
+    }
+};
+
+struct LinearPhase final : Phase {
+    const Kernels& k;
+    std::vector<std::shared_ptr<Weight>> weights;
+    std::vector<int> first_item, first_output;
+    const float* x;            // dense input
+    size_t x_stride;
+    const QuantRows* quant;
+    std::vector<float> bias;
+    Out out;
+    bool output_rows;
+    int total = 0;
+    LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, const float* x, size_t x_stride, const QuantRows* quant, std::vector<float> b, Out out, bool output_rows)
+        : k(k), weights(std::move(ws)), x(x), x_stride(x_stride), quant(quant), bias(std::move(b)), out(out), output_rows(output_rows) {
+        int outputs = 0;
+        for (const auto& w : weights) {
+            first_item.push_back(total);
+            first_output.push_back(outputs);
+            total += (w->panels() + 1) / 2;
+            outputs += w->rows;
+        }
+    }
+    int items(const StepState& s) const override { return (output_rows ? s.outputs : s.rows) ? total : 0; }
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
+        const int rows = output_rows ? s.outputs : s.rows;
+        size_t which = 0;
+        for (int item = begin; item < end; ++item) {
+            while (which + 1 < weights.size() && item >= first_item[which + 1]) ++which;
+            const Weight& w = *weights[which];
+            const int panel = 2 * (item - first_item[which]);
+            const int count = std::min(2, w.panels() - panel);
+            Out to = out;
+            to.out += first_output[which];
+            to.bias = bias.empty() ? nullptr : bias.data() + first_output[which];
+            if (traits(w.form).dense()) {
+                k.linear_dense(w, panel, count, x, x_stride, 0, rows, to);
+            } else {
+                QuantRows from = *quant;
+                from.cols = w.cols;
+                k.linear_quant(w, panel, count, from, 0, rows, to, scratch.unpacked.data());
+            }
+        }
+    }
+};
+
+struct RotatePhase final : Phase {
+    const Kernels& k;
+    RotateArgs args;
+    std::vector<float> q_norm, k_norm;
+    const float *qkv, *cos, *sin;
+    size_t qkv_width;
+    uint16_t* q;
+    uint8_t* layer;
+    PageFormat page;
+    RotatePhase(const Kernels& k, RotateArgs a, std::vector<float> qn, std::vector<float> kn, const float* qkv, size_t width, const float* cos, const float* sin, uint16_t* q, uint8_t* layer, PageFormat page)
+        : k(k), args(a), q_norm(std::move(qn)), k_norm(std::move(kn)), qkv(qkv), cos(cos), sin(sin), qkv_width(width), q(q), layer(layer), page(page) {
+        args.q_norm = q_norm.empty() ? nullptr : q_norm.data();
+        args.k_norm = k_norm.empty() ? nullptr : k_norm.data();
+    }
+    int items(const StepState& s) const override { return s.rows; }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        RotateArgs a = args;
+        const size_t half = a.head_dim / 2;
+        for (int row = begin; row < end; ++row) {
+            a.qkv = qkv + row * qkv_width;
+            a.cos = cos + row * half;
+            a.sin = sin + row * half;
+            a.q = q + size_t(row) * a.heads * a.head_dim;
+            a.frame = layer + size_t(s.frame[row]) * page.frame_bytes();
+            a.slot = s.position[row] % kFrame;
+            k.rotate_store(a);
+        }
+    }
+};
+
+struct AttendArgs {
+    const Kernels& k;
+    const uint8_t* layer;
+    PageFormat page;
+    int heads, plan;
+    const uint16_t* q;
+    float* out;
+    size_t out_width;
+    const Partials& partials;
+};
+
+// Rows of an item, and where each one's output goes.
+struct ItemRows {
+    VisibleRow rows[kMaxAttendRows];
+    float* out[kMaxAttendRows];
+    ItemRows(const AttendArgs& a, const StepState& s, const AttendItem& item, int window) {
+        const Segment& segment = s.batch.segments[item.segment];
+        const int group = a.heads / a.page.kv_heads, hd = a.page.head_dim;
+        for (int i = 0; i < item.count; ++i) {
+            const int stacked = item.first + i, token = stacked / group;
+            const int row = segment.row + token, head = item.kv_head * group + stacked % group;
+            const int position = segment.position + token;
+            rows[i] = {a.q + (size_t(row) * a.heads + head) * hd, first_visible(position, window), position + 1};
+            out[i] = a.out + row * a.out_width + size_t(head) * hd;
+        }
+    }
+};
+
+inline void attend_one_cut(const AttendArgs& a, const StepState& s, const AttendItem& item, const VisibleRow* rows, int cut, ThreadScratch& scratch, CutResult& result) {
+    const Segment& segment = s.batch.segments[item.segment];
+    int lo = rows[0].lo, hi = rows[0].hi;
+    for (int i = 1; i < item.count; ++i) { lo = std::min(lo, rows[i].lo); hi = std::max(hi, rows[i].hi); }
+    const int first = std::max(lo, cut * kCut) / kFrame, last = (std::min(hi, (cut + 1) * kCut) + kFrame - 1) / kFrame;
+    const uint8_t* frames[kCut / kFrame];
+    const int32_t* starts = s.batch.starts.data() + segment.extent;
+    const int32_t* extents = s.batch.frames.data() + segment.extent;
+    int e = int(std::upper_bound(starts, starts + segment.extents, first) - starts) - 1;
+    const size_t bytes = a.page.frame_bytes();
+    const uint8_t* base = a.layer + size_t(item.kv_head) * a.page.head_bytes();
+    for (int f = first; f < last; ++f) {
+        while (e + 1 < segment.extents && starts[e + 1] <= f) ++e;
+        frames[f - cut * (kCut / kFrame)] = base + size_t(extents[e] + (f - starts[e])) * bytes;
+    }
+    a.k.attend_cut(rows, item.count, frames, cut, a.page.head_dim, *scratch.attend, result);
+}
+
+struct AttendPhase final : Phase {
+    AttendArgs a;
+    explicit AttendPhase(const AttendArgs& a) : a(a) {}
+    int items(const StepState& s) const override { return int(s.plans[a.plan].items.size()); }
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
+        const AttendPlan& plan = s.plans[a.plan];
+        const int hd = a.page.head_dim;
+        for (int i = begin; i < end; ++i) {
+            const AttendItem& item = plan.items[i];
+            const ItemRows at(a, s, item, plan.window);
+            CutResult cut;
+            if (item.cut >= 0) {
+                cut.o = a.partials.o + size_t(item.partial) * kMaxAttendRows * hd;
+                attend_one_cut(a, s, item, at.rows, item.cut, scratch, cut);
+                float* m = a.partials.m + size_t(item.partial) * 2 * kMaxAttendRows;
+                std::copy_n(cut.m, item.count, m);
+                std::copy_n(cut.l, item.count, m + kMaxAttendRows);
+                continue;
+            }
+            cut.o = scratch.o.as<float>();
+            CutResult total;
+            total.o = scratch.total.as<float>();
+            std::fill_n(total.l, kMaxAttendRows, 0.0f);
+            int lo = at.rows[0].lo, hi = at.rows[0].hi;
+            for (int r = 1; r < item.count; ++r) { lo = std::min(lo, at.rows[r].lo); hi = std::max(hi, at.rows[r].hi); }
+            for (int c = lo / kCut; c <= (hi - 1) / kCut; ++c) {
+                attend_one_cut(a, s, item, at.rows, c, scratch, cut);
+                a.k.merge_cut(total, cut, item.count, hd);
+            }
+            for (int r = 0; r < item.count; ++r) a.k.finish(total, r, hd, at.out[r]);
+        }
+    }
+};
+
+struct MergePhase final : Phase {
+    AttendArgs a;
+    explicit MergePhase(const AttendArgs& a) : a(a) {}
+    int items(const StepState& s) const override { return int(s.plans[a.plan].merges.size()); }
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
+        const AttendPlan& plan = s.plans[a.plan];
+        const int hd = a.page.head_dim;
+        for (int i = begin; i < end; ++i) {
+            const AttendItem& item = plan.merges[i];
+            const ItemRows at(a, s, item, plan.window);
+            CutResult total, cut;
+            total.o = scratch.total.as<float>();
+            std::fill_n(total.l, kMaxAttendRows, 0.0f);
+            for (int c = 0; c < item.cut; ++c) {
+                const size_t partial = item.partial + c;
+                const float* m = a.partials.m + partial * 2 * kMaxAttendRows;
+                std::copy_n(m, item.count, cut.m);
+                std::copy_n(m + kMaxAttendRows, item.count, cut.l);
+                cut.o = a.partials.o + partial * kMaxAttendRows * hd;
+                a.k.merge_cut(total, cut, item.count, hd);
+            }
+            for (int r = 0; r < item.count; ++r) a.k.finish(total, r, hd, at.out[r]);
+        }
+    }
+};
+
+struct AddNormPhase final : Phase {
+    const Kernels& k;
+    float *x, *y;
+    int width;
+    bool output_rows;
+    std::vector<float> weight;
+    float eps;
+    AddNormPhase(const Kernels& k, float* x, float* y, int width, bool output_rows, std::vector<float> w, float eps)
+        : k(k), x(x), y(y), width(width), output_rows(output_rows), weight(std::move(w)), eps(eps) {}
+    int items(const StepState& s) const override { return output_rows ? s.outputs : s.rows; }
+    void run(const StepState&, int begin, int end, ThreadScratch&) override {
+        for (int row = begin; row < end; ++row) {
+            float* from = y + size_t(row) * width;
+            k.rms_norm(from, weight.data(), eps, width, from);
+            k.add(x + size_t(row) * width, from, width);
+        }
+    }
+};
+
+struct SelectPhase final : Phase {
+    const float* x;
+    float* out;
+    int width;
+    SelectPhase(const float* x, float* out, int width) : x(x), out(out), width(width) {}
+    int items(const StepState& s) const override { return s.outputs; }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        for (int i = begin; i < end; ++i) std::copy_n(x + size_t(s.batch.outputs[i]) * width, width, out + size_t(i) * width);
+    }
+};
+
+}  // namespace mill

@@ -1,0 +1,226 @@
+"""The comparison: serve a mix on an engine under some setting, and hold every answer against the request's run alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.messages import Generate
+from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.engine import Engine
+from traffic import Arrival, Request
+
+Key = tuple[int, int]
+"""(arrival, choice)."""
+
+
+@dataclass
+class Answer:
+    """All that came for one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int = 0
+
+
+def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -> dict[Key, Answer]:
+    """Play a mix to its end. Afterwards no frame is held, and the engine has checked every frame's owner."""
+    answers: dict[Key, Answer] = {}
+    waiting = sorted(range(len(mix)), key=lambda i: mix[i].step, reverse=True)
+    aborts = sorted(((a.step + a.abort_after, i) for i, a in enumerate(mix) if a.abort_after is not None), reverse=True)
+    step = 0
+    while waiting or engine.has_work:
+        while waiting and mix[waiting[-1]].step <= step:
+            i = waiting.pop()
+            arrival, request = mix[i], requests[mix[i].request]
+            engine.add(
+                Generate(
+                    request_id=str(i),
+                    prompt=list(request.prompt),
+                    params=request.params,
+                    eos_ids=request.eos_ids,
+                    priority=arrival.priority,
+                    cache_salt=arrival.salt,
+                )
+            )
+            answers |= {(i, choice): Answer() for choice in range(request.params.n)}
+        while aborts and aborts[-1][0] <= step:
+            _, i = aborts.pop()
+            engine.abort(str(i), mix[i].abort_choice)
+        for output in engine.step():
+            answer = answers[int(output.request_id), output.choice]
+            assert answer.finish_reason is None, f"arrival {output.request_id} gets more after its end"
+            answer.tokens += output.tokens
+            answer.logprobs += output.logprobs or []
+            answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
+            answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
+            answer.cached_tokens = output.cached_tokens
+        step += 1
+        assert step < 20_000, "the engine does not come to an end"
+    unanswered = [key for key, answer in answers.items() if answer.finish_reason is None]
+    assert not unanswered, f"no end came for {unanswered}"
+    assert engine.stats().kv_held == 0, "an idle engine holds frames"
+    engine.check_integrity()
+    return answers
+
+
+class Alone:
+    """Each choice of a request, run with nothing beside it on an engine with default settings that has seen nothing like it.
+
+    One engine runs them all, each under a salt of its own: `fresh` runs one on a new engine.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self._engine = build_engine(EngineConfig(model=str(model)))
+        self.info = self._engine.info
+        self._answers: dict[bytes, list[Answer]] = {}
+        self._runs = 0
+
+    def answers(self, request: Request) -> list[Answer]:
+        """One per choice."""
+        key = msgspec.msgpack.encode(request)
+        if key not in self._answers:
+            self._answers[key] = [self._run(self._engine, request, choice) for choice in range(request.params.n)]
+        return self._answers[key]
+
+    def tokens(self, request: Request) -> list[int]:
+        """The first choice's."""
+        return self.answers(request)[0].tokens
+
+    def fresh(self, request: Request, choice: int) -> Answer:
+        return self._run(build_engine(EngineConfig(model=str(self.model))), request, choice)
+
+    def _run(self, engine: Engine, request: Request, choice: int) -> Answer:
+        self._runs += 1
+        engine.add(
+            Generate(
+                request_id="alone",
+                prompt=list(request.prompt),
+                params=request.params,
+                eos_ids=request.eos_ids,
+                cache_salt=f"alone {self._runs}",
+            )
+        )
+        for other in range(request.params.n):
+            if other != choice:
+                engine.abort("alone", other)
+        answer = Answer()
+        while engine.has_work:
+            for output in engine.step():
+                if output.choice == choice:
+                    answer.tokens += output.tokens
+                    answer.logprobs += output.logprobs or []
+                    answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
+                    answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
+                    answer.cached_tokens = output.cached_tokens
+        assert answer.cached_tokens == 0, "a run alone found its prompt in the cache"
+        return answer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine is built with. frames: of the KV pool. Its text is enough to build the same engine again."""
+
+    max_batch_size: int = 16
+    chunk_size: int = 512
+    chunked: bool = True
+    block_size: int | str = "dynamic"
+    sharing: bool = True
+    frames: int = 512
+    threads: int = 2
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Setting:
+        return cls(
+            max_batch_size=rng.randrange(1, 17),
+            chunk_size=rng.choice((16, 24, 63, 128, 500, 512, 1024, 2048, rng.randrange(16, 2049))),
+            chunked=rng.random() < 0.8,
+            block_size=rng.choice((8, 16, 32, 64, "dynamic", "dynamic")),
+            sharing=rng.random() < 0.75,
+            frames=rng.choice((24, 32, 48, 96, 200, 512)),
+            threads=rng.choice((1, 2, 2, 3)),
+        )
+
+    def build(self, model: Path, kv_bytes_per_token: int) -> Engine:
+        settings: dict[str, Any] = {
+            "max_batch_size": self.max_batch_size,
+            "chunk_size": self.chunk_size,
+            "enable_chunked_prefill": self.chunked,
+            "threads": self.threads,
+            "block_manager_config": {"block_size": self.block_size, "enable_prefix_sharing": self.sharing},
+            "kv_cache_config": {"memory_budget_gb": (self.frames + 0.5) * FRAME * kv_bytes_per_token / 2**30},
+        }
+        engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
+        assert engine.info.kv_tokens == self.frames * FRAME
+        engine._runner._tape.fill_kv(0xFF)  # what was never written is NaN
+        return engine
+
+
+class Trial:
+    """One engine under a setting, to which mixes are served one after the other; the later ones find its cache warm."""
+
+    def __init__(self, alone: Alone, setting: Setting) -> None:
+        self.engine = setting.build(alone.model, alone.info.kv_bytes_per_token)
+        self.cases = 0
+        self._alone = alone
+        self._setting = setting
+        self._cached: dict[str, list[list[int]]] = {}
+
+    def differences(self, requests: Sequence[Request], mix: Sequence[Arrival]) -> list[str]:
+        """Serve a mix; says where an answer differs from the run alone, or found more in the cache than can be there."""
+        answers = serve(self.engine, requests, mix)
+        self.cases += len(answers)
+        found = []
+        texts = {key: [*requests[mix[key[0]].request].prompt, *answer.tokens] for key, answer in answers.items()}
+        for key, answer in answers.items():
+            arrival, request = mix[key[0]], requests[mix[key[0]].request]
+            expected = self._alone.answers(request)[key[1]]
+            others = [text for other, text in texts.items() if other != key and mix[other[0]].salt == arrival.salt]
+            why = _difference(answer, expected, arrival.abort_after is not None and arrival.abort_choice in (None, key[1]))
+            most = _reusable(request, [*others, *self._cached.get(arrival.salt, [])]) if self._setting.sharing else 0
+            if answer.cached_tokens > most:
+                why = f"{answer.cached_tokens} tokens came from the cache, which can hold {most}"
+            if why:
+                found.append(f"{self._setting} kernels {self.engine.info.kernels}, arrival {key[0]} choice {key[1]} {arrival}: {why}\n  {request}")
+        for key, text in texts.items():
+            self._cached.setdefault(mix[key[0]].salt, []).append(text)
+        return found
+
+
+def _difference(answer: Answer, expected: Answer, aborted: bool) -> str:
+    tokens, logprobs = expected.tokens, expected.logprobs
+    if aborted and answer.finish_reason is FinishReason.ABORT:
+        tokens, logprobs = tokens[: len(answer.tokens)], logprobs[: len(answer.logprobs)]
+    elif (answer.finish_reason, answer.stop_token) != (expected.finish_reason, expected.stop_token):
+        return f"ended by {answer.finish_reason} {answer.stop_token}, alone by {expected.finish_reason} {expected.stop_token}"
+    if answer.tokens != tokens:
+        return f"tokens {answer.tokens}, alone {tokens}"
+    if answer.logprobs != logprobs:
+        at = next(i for i, (a, b) in enumerate(zip(answer.logprobs, logprobs, strict=True)) if a != b)
+        return f"token {at} has log-probability {answer.logprobs[at]}, alone {logprobs[at]}"
+    if answer.prompt_logprobs != expected.prompt_logprobs and answer.tokens:
+        return f"prompt log-probabilities {answer.prompt_logprobs}, alone {expected.prompt_logprobs}"
+    return ""
+
+
+def _reusable(request: Request, texts: Sequence[Sequence[int]]) -> int:
+    """Tokens of the prompt, in whole frames and less than all of it, that any of the texts begins with."""
+    if request.params.prompt_logprobs is not None:
+        return 0
+    common = 0
+    for text in texts:
+        limit = min(len(text), len(request.prompt) - 1)
+        while common < limit and list(text[: common + 1]) == list(request.prompt[: common + 1]):
+            common += 1
+    return common // FRAME * FRAME

@@ -1,0 +1,146 @@
+"""Random requests, and random mixes of them: what the identity tests serve. Everything is drawn from a seeded generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenmill.core.types import SamplingParams
+from tokenmill.text.tokenizer import Tokenizer
+
+SENTENCES = (
+    "The mill stands where the river bends, and its wheel has turned for two hundred years.",
+    "In winter the pond freezes; the miller then repairs the sieves and sharpens the stones.",
+    "def merge(left, right):\n    out = []\n    while left and right:\n        out.append(left.pop(0) if left[0] < right[0] else right.pop(0))\n",
+    "Question: how many sacks of grain are ground in a day? Answer: between 40 and 65, if the water is high.",
+    "Ich ging im Walde so für mich hin, und nichts zu suchen, das war mein Sinn.",
+    "<|im_start|>user\nWrite a short poem about rain.<|im_end|>\n<|im_start|>assistant\n",
+    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987,",
+    "The quick brown fox jumps over the lazy dog, again and again and again and again.",
+    '{"name": "wheel", "diameter_m": 4.2, "speed_rpm": [7, 9, 11], "material": "oak"}\n',
+    "Chapter 12. Of the many kinds of flour, and of the bread that each of them makes best.",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked; who asks it when is an `Arrival`."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    eos_ids: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Positions that it may take."""
+        assert self.params.max_tokens is not None
+        return len(self.prompt) + self.params.max_tokens
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a mix: `request` is its index, `step` when it comes, `abort_after` how many steps later it (or only its choice
+    `abort_choice`) is aborted."""
+
+    request: int
+    step: int
+    priority: int
+    salt: str
+    abort_after: int | None
+    abort_choice: int | None
+
+
+class Traffic:
+    """Draws requests and mixes of them."""
+
+    def __init__(self, seed: int, tokenizer: Tokenizer) -> None:
+        self._rng = rng = random.Random(seed)
+        self._vocab = tokenizer.vocab_size
+        self._eos = tuple(sorted(tokenizer.eos_ids))
+        self._documents = [tokenizer.encode(" ".join(rng.choices(SENTENCES, k=160))) for _ in range(4)]
+
+    def requests(self, count: int, lengths: Callable[[random.Random], int], answer: Callable[[Request], Sequence[int]], longest: int = 24) -> list[Request]:
+        """`count` requests with prompts of about `lengths` tokens and up to `longest` new ones; many prompts begin alike.
+
+        answer: the tokens with which a request was answered; some prompts go on from there, as the next turn of a chat does.
+        """
+        drawn: list[Request] = []
+        while len(drawn) < count:
+            prompt = self._prompt(lengths(self._rng), drawn, answer)
+            drawn.append(Request(tuple(prompt), self._params(prompt, longest), self._eos))
+        return drawn
+
+    def mix(self, requests: Sequence[Request], count: int, fits: int) -> list[Arrival]:
+        """`count` arrivals of requests that take at most `fits` positions; the same request may come more than once."""
+        rng = self._rng
+        able = [i for i, r in enumerate(requests) if r.length <= fits]
+        span = rng.choice((1, 8, 40))
+        mix = []
+        for _ in range(count):
+            choices = requests[at := rng.choice(able)].params.n
+            aborts = rng.random() < 0.15
+            mix.append(
+                Arrival(
+                    request=at,
+                    step=rng.randrange(span),
+                    priority=rng.choice((0, 1, 1, 1, 2)),
+                    salt=rng.choice(("", "", "", "a", "b")),
+                    abort_after=rng.randrange(12) if aborts else None,
+                    abort_choice=rng.randrange(choices) if aborts and rng.random() < 0.5 else None,
+                )
+            )
+        return mix
+
+    def _prompt(self, length: int, drawn: Sequence[Request], answer: Callable[[Request], Sequence[int]]) -> list[int]:
+        rng = self._rng
+        kind = rng.random()
+        document = rng.choice(self._documents)
+        if kind < 0.25 and drawn:  # the next turn of a chat
+            before = rng.choice(drawn)
+            turn = [*before.prompt, *answer(before)]
+            if len(turn) + 4 <= 2 * length:
+                return turn + document[: rng.randrange(1, 5)]
+        if kind < 0.45 and drawn:  # as an earlier prompt, but for one token
+            prompt = list(rng.choice(drawn).prompt[:length])
+            prompt[rng.randrange(len(prompt))] = rng.randrange(self._vocab)
+            return prompt
+        if kind < 0.6:
+            return [rng.randrange(self._vocab) for _ in range(length)]
+        common = min(length, rng.choice((8, 24, 100, 600)))
+        start = rng.randrange(len(document) - length)
+        return document[:common] + document[start : start + length - common]
+
+    def _params(self, prompt: Sequence[int], longest: int) -> SamplingParams:
+        rng = self._rng
+        penalised, biased, stopped = rng.random() < 0.25, rng.random() < 0.25, rng.random() < 0.25
+        max_tokens = rng.randrange(1, 1 + rng.choice((4, 10, longest)))
+        ids = [rng.randrange(self._vocab) for _ in range(3)] + rng.choices(prompt, k=3)
+        return SamplingParams(
+            n=rng.choice((1, 1, 1, 1, 1, 2, 3)),
+            seed=rng.randrange(-(2**63), 2**64),
+            temperature=rng.choice((0.0, 0.0, 1.0, rng.uniform(0.05, 1.5), rng.uniform(0.05, 1.5))),
+            top_k=rng.choice((0, 0, 0, 1, 5, 40, 1000)),
+            top_p=rng.choice((1.0, 1.0, 0.95, rng.uniform(0.1, 1.0))),
+            min_p=rng.choice((0.0, 0.0, 0.0, 0.05, 0.3)),
+            repetition_penalty=rng.uniform(0.8, 1.5) if penalised else 1.0,
+            presence_penalty=rng.uniform(-2, 2) if penalised else 0.0,
+            frequency_penalty=rng.uniform(-2, 2) if penalised else 0.0,
+            logit_bias={i: rng.uniform(-20, 20) for i in ids} if biased else {},
+            max_tokens=max_tokens,
+            min_tokens=rng.randrange(max_tokens + 1) if rng.random() < 0.3 else 0,
+            stop_token_ids=tuple(rng.randrange(1000) for _ in range(60)) if stopped else (),
+            ignore_eos=rng.random() < 0.4,
+            logprobs=rng.choice((None, 0, 0, 1, 5, 20)),
+            prompt_logprobs=rng.choice((0, 3)) if rng.random() < 0.12 else None,
+        )
+
+
+def short(rng: random.Random) -> int:
+    """Mostly a question, at times a paragraph; frame boundaries are met often."""
+    return rng.choice((1, 7, 8, 9, 16, 17, rng.randrange(1, 40), rng.randrange(1, 40), rng.randrange(40, 130)))
+
+
+def long(rng: random.Random) -> int:
+    """About the cuts and Gemma's window: 512 and 1024 are crossed by prompt, chunk or output."""
+    return rng.choice((500, 505, 511, 512, 513, 520, 700, 1017, 1024, 1025, 1030, rng.randrange(450, 1200)))
