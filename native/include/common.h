@@ -45,7 +45,7 @@ public:
     Memory(const Memory&) = delete;
     ~Memory() { if (data_) munmap(data_, mapped()); }
 
-    uint8_t* data() const { return data_; }
+    [[gnu::always_inline]] uint8_t* data() const { return data_; }
     size_t size() const { return bytes_; }
     template <class T> T* as() const { return reinterpret_cast<T*>(data_); }
 

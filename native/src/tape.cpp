@@ -139,6 +139,7 @@ void Tape::add_norm(int x, int y, std::vector<float> weight, float eps) {
 }
 
 void Tape::select(int x, int out) {
+    if (buffers_.at(x).width != buffers_.at(out).width || buffers_[x].output_rows || !buffers_[out].output_rows) refuse("select has unequal buffers");
     select_phase_ = phases_.size();
     push<SelectPhase>(at(x), at(out), buffers_.at(x).width);
 }

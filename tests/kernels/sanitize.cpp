@@ -22,6 +22,7 @@ using namespace mill;
 namespace {
 
 constexpr int kSequences = 3, kLength = 720, kPages = kLength / kFrame, kVocabulary = 37;
+constexpr int kRows = 73;   // of the largest step below, so that it ends where memory ends
 
 void require(bool ok, const std::string& what) {
     if (ok) return;
@@ -65,7 +66,7 @@ public:
         const int hidden = group == 1 ? 40 : group == 32 ? 96 : 512, inner = group == 1 ? 24 : group;
         const int dim = group == 1 ? 48 : group == 32 ? 80 : 16, heads = group == 1 ? 3 : group == 32 ? 4 : 16, kv_heads = group == 1 ? 1 : 2;
         const int widest = std::max({hidden, inner, heads * dim});
-        tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{96, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
+        tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{kRows, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
         Tape& t = *tape_;
         const int x = t.add_buffer(hidden, false), y = t.add_buffer(hidden, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false);
         const int attended = t.add_buffer(heads * dim, false), gate_up = t.add_buffer(2 * inner, false), last = t.add_buffer(hidden, true);
@@ -152,7 +153,7 @@ void refuse_bad_batches(Model& model) {
     const auto before = model.step({{3, 40}});
     const int huge = INT32_MAX;
     auto bad = [&](const char* what, auto body) { require(refuses(body), std::string("not refused: ") + what); };
-    bad("too many rows", [&] { model.step({{97, 0}}); });
+    bad("too many rows", [&] { model.step({{kRows + 1, 0}}); });
     bad("too many outputs", [&] { model.step(std::vector<Model::Part>(6, {1, 0})); });
     bad("a position past the pool", [&] { model.step({{2, 2 * kLength * kSequences}}); });
     bad("a position near the end of the integers", [&] { model.step({{2, huge}}); });

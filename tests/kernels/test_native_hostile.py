@@ -112,7 +112,6 @@ BAD = {
     "an output before the first row": lambda b: replace(b, outputs=np.array([-1], np.int32)),
     "a token after the vocabulary": lambda b: replace(b, tokens=b.tokens + np.int32(80)),
     "a token before the vocabulary": lambda b: replace(b, tokens=b.tokens - np.int32(80)),
-    "no segment": lambda b: replace(b, segments=[]),
     "a segment that misses rows": lambda b: with_first(b, rows=19),
     "a segment with rows too many": lambda b: with_first(b, rows=21),
     "a segment with rows without number": lambda b: with_first(b, rows=2**31 - 1),
