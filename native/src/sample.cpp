@@ -39,6 +39,15 @@ double natural_log(double x) {
     return 2.0 * s * sum + e * 0.69314718055994530942;
 }
 
+// 2^x for x in [-1000, 0], by the series of e^(f ln 2) with f in [-0.5, 0.5]; smaller x give 0.
+double power_of_two(double x) {
+    if (!(x > -1000.0)) return 0.0;
+    const double n = std::nearbyint(x), f = (x - n) * 0.69314718055994530942;
+    double sum = 1.0;
+    for (int i = 14; i >= 1; --i) sum = 1.0 + sum * f / i;
+    return std::ldexp(sum, int(n));
+}
+
 double gumbel_of(uint32_t word) {
     const double u = (double(word) + 0.5) * 0x1p-32;
     return -natural_log(-natural_log(u));
@@ -83,7 +92,7 @@ void best_tokens(const float* z, int n, int want, std::vector<int32_t>& kept) {
     std::sort(kept.begin(), kept.end(), Better{z});
 }
 
-double weight_of(float z, float high, double temperature) { return std::exp2((double(z) - double(high)) / temperature * kLog2e); }
+double weight_of(float z, float high, double temperature) { return power_of_two((double(z) - double(high)) / temperature * kLog2e); }
 
 // The tokens that survive top_k, then top_p, then min_p.
 void filter(const float* z, int n, const SampleRow& how, std::vector<int32_t>& kept) {

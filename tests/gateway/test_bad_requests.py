@@ -43,7 +43,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None, str]] = [
     (message(role="tool", tool_call_id="a"), 400, "not_built_yet", "messages[0].tool_call_id", "not built yet"),
     (message(role="assistant", tool_calls=[{"id": "a"}]), 400, "not_built_yet", "messages[0].tool_calls", "not built yet"),
     (message(mood="good"), 400, "unknown_field", "messages[0].mood", "not a field"),
-    ({"temperature": -1}, 400, None, "temperature", "between 0 and 100"),
+    ({"temperature": -1}, 400, None, "temperature", "0 (greedy) or between"),
     ({"temperature": "hot"}, 400, "invalid_type", "temperature", "expected float | null, got str"),
     ({"top_p": 0}, 400, None, "top_p", "above 0"),
     ({"top_k": -2}, 400, None, "top_k", "-2"),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from traffic import Arrival, Request
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
-from traffic import Arrival, Request
 
 Key = tuple[int, int]
 """(arrival, choice)."""
@@ -148,7 +148,7 @@ class Setting:
             chunked=rng.random() < 0.8,
             block_size=rng.choice((8, 16, 32, 64, "dynamic", "dynamic")),
             sharing=rng.random() < 0.75,
-            frames=rng.choice((24, 32, 48, 96, 200, 512)),
+            frames=rng.choice((24, 24, 32, 48, 96, 200, 512, 512)),
             threads=rng.choice((1, 2, 2, 3)),
         )
 
@@ -192,7 +192,8 @@ class Trial:
             if answer.cached_tokens > most:
                 why = f"{answer.cached_tokens} tokens came from the cache, which can hold {most}"
             if why:
-                found.append(f"{self._setting} kernels {self.engine.info.kernels}, arrival {key[0]} choice {key[1]} {arrival}: {why}\n  {request}")
+                kernels = self.engine.info.kernels
+                found.append(f"{self._setting}, {kernels}: arrival {key[0]}, choice {key[1]}: {why}\n  {arrival}\n  {request}")
         for key, text in texts.items():
             self._cached.setdefault(mix[key[0]].salt, []).append(text)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenmill.core.types import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ from tokenmill.text.tokenizer import Tokenizer
 SENTENCES = (
     "The mill stands where the river bends, and its wheel has turned for two hundred years.",
     "In winter the pond freezes; the miller then repairs the sieves and sharpens the stones.",
-    "def merge(left, right):\n    out = []\n    while left and right:\n        out.append(left.pop(0) if left[0] < right[0] else right.pop(0))\n",
+    "def merge(a, b):\n    out = []\n    while a and b:\n        out.append(a.pop(0) if a[0] < b[0] else b.pop(0))\n    return out\n",
     "Question: how many sacks of grain are ground in a day? Answer: between 40 and 65, if the water is high.",
     "Ich ging im Walde so für mich hin, und nichts zu suchen, das war mein Sinn.",
     "<|im_start|>user\nWrite a short poem about rain.<|im_end|>\n<|im_start|>assistant\n",
@@ -38,6 +38,10 @@ class Request:
         return len(self.prompt) + self.params.max_tokens
 
 
+Sizes = Callable[[random.Random], tuple[int, int]]
+"""Draws tokens of a prompt, about, and the most that answer it."""
+
+
 @dataclass(frozen=True)
 class Arrival:
     """One request of a mix: `request` is its index, `step` when it comes, `abort_after` how many steps later it (or only its choice
@@ -60,36 +64,39 @@ class Traffic:
         self._eos = tuple(sorted(tokenizer.eos_ids))
         self._documents = [tokenizer.encode(" ".join(rng.choices(SENTENCES, k=160))) for _ in range(4)]
 
-    def requests(self, count: int, lengths: Callable[[random.Random], int], answer: Callable[[Request], Sequence[int]], longest: int = 24) -> list[Request]:
-        """`count` requests with prompts of about `lengths` tokens and up to `longest` new ones; many prompts begin alike.
+    def requests(self, count: int, sizes: Sizes, answer: Callable[[Request], Sequence[int]]) -> list[Request]:
+        """`count` requests; many prompts begin alike.
 
         answer: the tokens with which a request was answered; some prompts go on from there, as the next turn of a chat does.
         """
         drawn: list[Request] = []
         while len(drawn) < count:
-            prompt = self._prompt(lengths(self._rng), drawn, answer)
-            drawn.append(Request(tuple(prompt), self._params(prompt, longest), self._eos))
+            length, max_tokens = sizes(self._rng)
+            prompt = self._prompt(length, drawn, answer)
+            drawn.append(Request(tuple(prompt), self._params(prompt, max_tokens), self._eos))
         return drawn
 
     def mix(self, requests: Sequence[Request], count: int, fits: int) -> list[Arrival]:
-        """`count` arrivals of requests that take at most `fits` positions; the same request may come more than once."""
+        """About `count` arrivals of requests that take at most `fits` positions; the same request may come more than once."""
         rng = self._rng
         able = [i for i, r in enumerate(requests) if r.length <= fits]
         span = rng.choice((1, 8, 40))
-        mix = []
-        for _ in range(count):
+        mix: list[Arrival] = []
+        while len(mix) < count:
             choices = requests[at := rng.choice(able)].params.n
             aborts = rng.random() < 0.15
-            mix.append(
-                Arrival(
-                    request=at,
-                    step=rng.randrange(span),
-                    priority=rng.choice((0, 1, 1, 1, 2)),
-                    salt=rng.choice(("", "", "", "a", "b")),
-                    abort_after=rng.randrange(12) if aborts else None,
-                    abort_choice=rng.randrange(choices) if aborts and rng.random() < 0.5 else None,
-                )
+            arrival = Arrival(
+                request=at,
+                step=rng.randrange(span),
+                priority=rng.choice((0, 1, 1, 1, 2)),
+                salt=rng.choice(("", "", "", "a", "b")),
+                abort_after=rng.randrange(12) if aborts else None,
+                abort_choice=rng.randrange(choices) if aborts and rng.random() < 0.5 else None,
             )
+            mix.append(arrival)
+            if arrival.abort_after is not None and rng.random() < 0.5:  # the client tries again
+                again = arrival.step + arrival.abort_after + rng.randrange(1, 4)
+                mix.append(replace(arrival, step=again, abort_after=None, abort_choice=None))
         return mix
 
     def _prompt(self, length: int, drawn: Sequence[Request], answer: Callable[[Request], Sequence[int]]) -> list[int]:
@@ -99,10 +106,10 @@ class Traffic:
         if kind < 0.25 and drawn:  # the next turn of a chat
             before = rng.choice(drawn)
             turn = [*before.prompt, *answer(before)]
-            if len(turn) + 4 <= 2 * length:
+            if len(turn) <= max(2 * length, 60):
                 return turn + document[: rng.randrange(1, 5)]
         if kind < 0.45 and drawn:  # as an earlier prompt, but for one token
-            prompt = list(rng.choice(drawn).prompt[:length])
+            prompt = [*rng.choice(drawn).prompt, *document][:length]
             prompt[rng.randrange(len(prompt))] = rng.randrange(self._vocab)
             return prompt
         if kind < 0.6:
@@ -111,10 +118,9 @@ class Traffic:
         start = rng.randrange(len(document) - length)
         return document[:common] + document[start : start + length - common]
 
-    def _params(self, prompt: Sequence[int], longest: int) -> SamplingParams:
+    def _params(self, prompt: Sequence[int], max_tokens: int) -> SamplingParams:
         rng = self._rng
         penalised, biased, stopped = rng.random() < 0.25, rng.random() < 0.25, rng.random() < 0.25
-        max_tokens = rng.randrange(1, 1 + rng.choice((4, 10, longest)))
         ids = [rng.randrange(self._vocab) for _ in range(3)] + rng.choices(prompt, k=3)
         return SamplingParams(
             n=rng.choice((1, 1, 1, 1, 1, 2, 3)),
@@ -136,11 +142,18 @@ class Traffic:
         )
 
 
-def short(rng: random.Random) -> int:
-    """Mostly a question, at times a paragraph; frame boundaries are met often."""
-    return rng.choice((1, 7, 8, 9, 16, 17, rng.randrange(1, 40), rng.randrange(1, 40), rng.randrange(40, 130)))
+def short(rng: random.Random) -> tuple[int, int]:
+    """A question or a paragraph; frame boundaries are met often."""
+    prompt = rng.choice((1, 8, 9, 16, 17, rng.randrange(2, 40), rng.randrange(20, 60), rng.randrange(20, 60), rng.randrange(60, 130)))
+    return prompt, rng.randrange(1, 1 + rng.choice((4, 10, 24)))
 
 
-def long(rng: random.Random) -> int:
+def talkative(rng: random.Random) -> tuple[int, int]:
+    """Little is asked and much is answered: what a small cache cannot keep up with."""
+    return rng.randrange(1, 30), rng.randrange(30, 70)
+
+
+def long(rng: random.Random) -> tuple[int, int]:
     """About the cuts and Gemma's window: 512 and 1024 are crossed by prompt, chunk or output."""
-    return rng.choice((500, 505, 511, 512, 513, 520, 700, 1017, 1024, 1025, 1030, rng.randrange(450, 1200)))
+    prompt = rng.choice((500, 505, 511, 512, 513, 520, 700, 1017, 1024, 1025, 1030, rng.randrange(450, 1200)))
+    return prompt, rng.randrange(1, 16)

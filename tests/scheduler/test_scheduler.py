@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.core.config import BlockManagerConfig
-from tokenmill.core.errors import InvalidRequest, KVBudgetTooSmall
+from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.types import SamplingParams
 from tokenmill.kv.groups import KVGroup, Whole
 from tokenmill.kv.manager import KVManager
@@ -149,13 +149,14 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     drain(s)
 
 
-def test_an_id_in_use_is_refused() -> None:
+def test_a_request_is_served_until_its_last_choice_ends() -> None:
     s = scheduler()
-    s.add(sequence("a", [1]))
-    with pytest.raises(InvalidRequest, match="'a' belongs to a request that is being served"):
-        s.add(sequence("a", [2]))
-    s.add(sequence("a", [2], choice=1))
-    s.check_integrity()
+    for choice in range(2):
+        s.add(sequence("a", [1], choice=choice))
+    s.abort("a", 0)
+    assert s.serves("a")
+    s.abort("a")
+    assert not s.serves("a")
 
 
 def test_the_whole_pool_serves_one_sequence_to_its_last_token() -> None:

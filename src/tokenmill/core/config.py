@@ -84,7 +84,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.memory_budget_gb is not None and not 0 < self.memory_budget_gb < 1e6:
-            raise ConfigError(f"kv_cache_config: memory_budget_gb is {self.memory_budget_gb}, but must be above 0", param="memory_budget_gb")
+            raise ConfigError(f"memory_budget_gb is {self.memory_budget_gb}, but must be above 0", param="memory_budget_gb")
         if self.per_request_budget_gb is not None:
             raise NotBuiltYet("kv_cache_config.per_request_budget_gb is not built yet: leave it out", param="per_request_budget_gb")
 
@@ -163,7 +163,8 @@ def _refuse_known_but_unavailable(settings: dict[str, Any]) -> None:
             raise ConfigError(f"{name}: {why}", param=name)
     parallel = settings.pop("tensor_parallel_size", 1)
     if parallel != 1:
-        raise ConfigError(f"tensor_parallel_size is {parallel}: on a CPU threads do this work, use threads={parallel}", param="tensor_parallel_size")
+        what = f"tensor_parallel_size is {parallel}: on a CPU threads do this work, use threads={parallel}"
+        raise ConfigError(what, param="tensor_parallel_size")
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -78,7 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
         finite = math.isfinite
         need(1 <= self.n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}")
-        need(finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "between 0 and 100")
+        need(self.temperature == 0 or 1e-6 <= self.temperature <= 100, "temperature", "0 (greedy) or between 0.000001 and 100")
         need(-1 <= self.top_k < 2**31, "top_k", "-1 or 0 (off) or a positive number below 2**31")
         need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         need(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
@@ -92,7 +92,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(len(self.stop) <= MAX_STOP_STRINGS and all(self.stop), "stop", f"at most {MAX_STOP_STRINGS} non-empty strings")
         need(self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}")
         need(self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS, "prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
-        need(all(finite(b) and -100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "a map of token id to a bias between -100 and 100")
+        biases = self.logit_bias.values()
+        need(all(finite(b) and -100 <= b <= 100 for b in biases), "logit_bias", "a map of token id to a bias between -100 and 100")
         top = vocab_size if vocab_size is not None else 2**31
         need(all(0 <= t < top for t in self.logit_bias), "logit_bias", f"a map whose token ids lie in [0, {top})")
         need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", f"token ids in [0, {top})")

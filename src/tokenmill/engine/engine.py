@@ -52,7 +52,9 @@ class Engine:
         """
         self._check(request)
         params, arrival = request.params, self._clock.now()
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(request.eos_ids))
+        # A damaged file may name end tokens for which its model has no logit.
+        eos = () if params.ignore_eos else (token for token in request.eos_ids if 0 <= token < self.info.vocab_size)
+        ends = frozenset(params.stop_token_ids).union(eos)
         for choice in range(params.n):
             sequence = Sequence(
                 request_id=request.request_id,
@@ -122,6 +124,10 @@ class Engine:
         params = request.params
         assert params.max_tokens is not None, "max_tokens is resolved by the sender"
         params.check(self.info.vocab_size)
+        if self._scheduler.serves(request.request_id):
+            raise InvalidRequest(
+                f"request id {request.request_id!r} belongs to a request that is being served: send another id", param="request_id"
+            )
         room_after(len(request.prompt), self.info.max_model_len, params.max_tokens)
         for token in request.prompt:
             if not 0 <= token < self.info.vocab_size:

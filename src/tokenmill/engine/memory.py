@@ -33,9 +33,8 @@ def plan_capacity(config: EngineConfig, context: int, token_bytes: int, availabl
     share = config.gpu_memory_utilization if config.gpu_memory_utilization is not None else DEFAULT_SHARE
     budget = int(budget_gb * 2**30) if budget_gb is not None else int(available * share)
     if budget > available:
-        raise ConfigError(
-            f"memory_budget_gb is {budget_gb}, but only {available / 2**30:.1f} GB of memory are available: lower it", param="memory_budget_gb"
-        )
+        free = f"{available / 2**30:.1f} GB"
+        raise ConfigError(f"memory_budget_gb is {budget_gb}, but only {free} are available: lower it", param="memory_budget_gb")
     length = wanted or context
     most = config.max_batch_size * (_frames(length) + 1)
     n_frames = min(budget // (token_bytes * FRAME), most)

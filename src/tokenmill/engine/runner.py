@@ -16,6 +16,8 @@ from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 
+F32 = npt.NDArray[np.float32]
+
 MAX_OUTPUTS = 64
 """Rows of logits that exist at a time; more are computed in turns, so that a large vocabulary does not cost gigabytes."""
 
@@ -78,7 +80,7 @@ class Runner:
         outputs = np.array([w.row for w in wanted[:MAX_OUTPUTS]], np.int32)
         return Batch(np.array(tokens, np.int32), segments, outputs), wanted
 
-    def _read(self, logits: npt.NDArray[np.float32], group: list[_Wanted], states: dict[Sequence, SamplerState], result: StepResult) -> None:
+    def _read(self, logits: F32, group: list[_Wanted], states: dict[Sequence, SamplerState], result: StepResult) -> None:
         draws = [(w, Draw(i, states[w.sequence], w.position)) for i, w in enumerate(group) if w.token is None]
         if draws:
             for (w, _), token in zip(draws, self._sampler.sample(logits, [d for _, d in draws]), strict=True):

@@ -77,7 +77,10 @@ def in_lanes(x: F32) -> F32:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Rows of activations, [rows, k / 32] blocks of 32. q and q2 hold whole numbers [rows, blocks, 32]; d2 and q2 are 0 where a block is not wide."""
+    """Rows of activations in blocks of 32. d, d2, s: [rows, k / 32]; q, q2: whole numbers [rows, k / 32, 32].
+
+    d2 and q2 are 0 where a block is not wide.
+    """
 
     q: F32
     d: F32

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import Generate, SequenceOutput
+from tokenmill.core.errors import InvalidRequest, Unavailable
+from tokenmill.core.messages import Generate
 from tokenmill.core.types import FinishReason, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
-from tokenmill.llm.outputs import Collector, RequestOutput
-from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure, many_prompts, params_for
+from tokenmill.llm.interrupts import interrupts_held
+from tokenmill.llm.outputs import Collector, RequestOutput, kv_cache_stats
+from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure, many_conversations, many_params, many_prompts, one_params
+from tokenmill.text.templates import choose_template
 from tokenmill.text.tokenizer import Tokenizer
 
 
@@ -20,66 +24,72 @@ class LLM:
     """A model, ready to generate.
 
     model: a catalogue name (`smollm2:135m`), `hf:org/repo[:file]`, or the path of a .gguf file or a Hugging Face
-    folder. settings: those of `EngineConfig`, as keywords; an unknown one raises `ConfigError` naming the nearest.
+    folder. chat_template: `chatml` or the path of a Jinja file, instead of the model's own. settings: those of
+    `EngineConfig`, as keywords; an unknown one raises `ConfigError` naming the nearest.
 
-    Not thread-safe. Use it as a context manager, or call `close`, to give its memory back.
+    Not thread-safe (`AsyncLLM` is). Use it as a context manager, or call `close`, to give its memory back.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], *, chat_template: str | None = None, **settings: Any) -> None:
+        chosen = None if chat_template is None else choose_template(chat_template)
         config = configure(model, settings)
         self._engine: Engine | None = build_engine(config)
         self.info = self._engine.info
-        self._frontend = Frontend(config, self.info)
+        self._frontend = Frontend(config, self.info, chosen)
+        self._collectors: dict[str, Collector] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self._frontend.tokenizer
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return self._frontend.can_chat
+
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Complete each prompt (a string, token ids, or `{"prompt_token_ids": ids}`); results in the order of the prompts.
+        """Complete each prompt (a string, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`); results in the
+        order of the prompts.
 
         Raises `InvalidRequest` for a prompt or parameter that cannot be served; then nothing has been generated.
         """
         given = many_prompts(prompts)
-        made = [self._frontend.request(p, s) for p, s in zip(given, params_for(sampling_params, len(given)), strict=True)]
-        return self._finish([request for request, _ in made], [text for _, text in made])
+        params = many_params(sampling_params, len(given))
+        return self._finish([self._frontend.request(p, s) for p, s in zip(given, params, strict=True)])
 
     def chat(
         self, messages: Conversation | Sequence[Conversation], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of `{"role", "content"}`), or several."""
-        several: list[Any] = list(messages) if messages and not hasattr(messages[0], "keys") else [messages]
-        params = params_for(sampling_params, len(several))
-        requests = [self._frontend.chat_request(m, p) for m, p in zip(several, params, strict=True)]
-        return self._finish(requests, [None] * len(requests))
+        """Answer one conversation (a list of `{"role", "content"}`), or several. Raises as `generate`."""
+        given = many_conversations(messages)
+        params = many_params(sampling_params, len(given))
+        return self._finish([self._frontend.chat_request(m, p) for m, p in zip(given, params, strict=True)])
 
-    def stream_chat(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Iterator[tuple[str, RequestOutput]]:
-        """Answer a conversation, yielding the text that each step added and the result so far. Leaving early aborts the request."""
-        request = self._frontend.chat_request(messages, sampling_params or SamplingParams())
-        collector = Collector(request, None, self.tokenizer)
-        for outputs in self._steps([request]):
-            for output in outputs:
-                before = len(collector.result.outputs[output.choice].text)
-                self._push(collector, output)
-                yield collector.result.outputs[output.choice].text[before:], collector.result
+    def stream_generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[tuple[str, RequestOutput], None, None]:
+        """Complete one prompt, yielding the text that was added and the result so far, the last time with `finished`.
+
+        Closing the generator early aborts the request. Several may be open at once: each step serves all of them.
+        Raises as `generate`, and for more than one choice.
+        """
+        return self._stream(*self._frontend.request(prompt, _one_choice(sampling_params)))
+
+    def stream_chat(
+        self, messages: Conversation, sampling_params: SamplingParams | None = None
+    ) -> Generator[tuple[str, RequestOutput], None, None]:
+        """As `stream_generate`, for the next answer in a conversation."""
+        return self._stream(*self._frontend.chat_request(messages, _one_choice(sampling_params)))
+
+    def apply_chat_template(self, messages: Conversation) -> list[int]:
+        """Token ids of the prompt that `chat` makes of a conversation."""
+        return self._frontend.chat_ids(messages)
 
     def get_kv_cache_stats(self) -> dict[str, Any]:
         """Counters of the KV cache: frames of 8 tokens by state, bytes per token, prefix hits, evictions, preemptions."""
-        stats = self._running.stats()
-        return {
-            "total_frames": stats.kv_total,
-            "free_frames": stats.kv_free,
-            "cached_frames": stats.kv_cached,
-            "used_frames": stats.kv_held,
-            "bytes_per_token": self.info.kv_bytes_per_token,
-            "prefix_queries": stats.prefix_queries,
-            "prefix_hits": stats.prefix_hits,
-            "hit_rate": stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
-            "evictions": stats.evictions,
-            "preemptions": stats.preemptions,
-        }
+        return kv_cache_stats(self._running)
 
     def close(self) -> None:
         """Free the weights and the KV pool. The object is of no use afterwards."""
@@ -96,30 +106,59 @@ class LLM:
     @property
     def _running(self) -> Engine:
         if self._engine is None:
-            raise InvalidRequest("this LLM is closed: make a new one")
+            raise Unavailable("this LLM is closed: make a new one")
         return self._engine
 
-    def _finish(self, requests: list[Generate], texts: list[str | None]) -> list[RequestOutput]:
-        collectors = {r.request_id: Collector(r, t, self.tokenizer) for r, t in zip(requests, texts, strict=True)}
-        for outputs in self._steps(requests):
-            for output in outputs:
-                self._push(collectors[output.request_id], output)
-        return [c.result for c in collectors.values()]
+    def _finish(self, requests: list[tuple[Generate, str | None]]) -> list[RequestOutput]:
+        with self._serving(requests) as collectors:
+            for collector in collectors:
+                while not collector.result.finished:
+                    self._step()
+        return [collector.result for collector in collectors]
 
-    def _push(self, collector: Collector, output: SequenceOutput) -> None:
-        if collector.push(output):
-            self._running.abort(output.request_id, output.choice, FinishReason.STOP)
+    def _stream(self, request: Generate, text: str | None) -> Generator[tuple[str, RequestOutput], None, None]:
+        with self._serving([(request, text)]) as [collector]:
+            result, shown = collector.result, 0
+            choice = result.outputs[0]
+            while True:
+                while not result.finished and len(choice.text) == shown:
+                    self._step()
+                last, new = result.finished, choice.text[shown:]
+                shown += len(new)
+                yield new, result
+                if last:
+                    return
 
-    def _steps(self, requests: list[Generate]) -> Iterator[list[SequenceOutput]]:
-        """Add all requests, or none; then step until the engine is idle. An exception (Ctrl-C too) leaves the engine empty."""
+    @contextmanager
+    def _serving(self, requests: list[tuple[Generate, str | None]]) -> Iterator[list[Collector]]:
+        """Have the engine accept all requests, or none. What is not finished at the end, or at an exception, is aborted."""
         engine = self._running
+        collectors = [Collector(request, text, self.tokenizer) for request, text in requests]
         try:
-            for request in requests:
-                engine.add(request)
-            while engine.has_work:
-                yield engine.step()
+            with interrupts_held():
+                for collector in collectors:
+                    engine.add(collector.request)
+                    self._collectors[collector.request.request_id] = collector
+            del engine  # a suspended generator must not keep a closed engine's memory
+            yield collectors
         finally:
-            if engine.has_work:
-                for request in requests:
-                    engine.abort(request.request_id)
-                engine.step()
+            with interrupts_held():
+                for request, _ in requests:
+                    self._collectors.pop(request.request_id, None)
+                    if self._engine is not None:
+                        self._engine.abort(request.request_id)
+
+    def _step(self) -> None:
+        engine = self._running
+        with interrupts_held():
+            for output in engine.step():
+                collector = self._collectors.get(output.request_id)
+                if collector is not None and collector.push(output):
+                    engine.abort(output.request_id, output.choice, FinishReason.STOP)
+
+
+def _one_choice(given: SamplingParams | None) -> SamplingParams:
+    params = one_params(given)
+    if params.n != 1:
+        raise InvalidRequest(f"n is {params.n}, but a stream has one choice: leave it out, or use generate or chat", param="n")
+    return params

@@ -3,139 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator
+import os
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any
 
-from tokenmill.core.errors import EngineDied, InvalidRequest, TokenmillError
-from tokenmill.core.messages import Generate, SequenceOutput
-from tokenmill.core.types import FinishReason, SamplingParams
+from tokenmill.core.messages import Generate
+from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
-from tokenmill.engine.engine import Engine
-from tokenmill.llm.outputs import Collector, RequestOutput
-from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure
+from tokenmill.llm.outputs import Collector, RequestOutput, kv_cache_stats
+from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure, one_params
+from tokenmill.llm.thread import EngineThread, Feed
+from tokenmill.text.templates import choose_template
 from tokenmill.text.tokenizer import Tokenizer
-
-_Item = SequenceOutput | TokenmillError
-
-
-class _Feed:
-    """Where the outputs of one request go: a queue of the event loop that asked."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[_Item] = asyncio.Queue()
-
-    def put(self, item: _Item) -> None:
-        """Called from the engine's thread. A loop that is closed has no reader any more."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
-
-
-class _EngineThread:
-    """Steps an engine while it has work. Requests and aborts are handed over under one lock and taken between steps."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._wake = threading.Condition()
-        self._requests: list[tuple[Generate, _Feed]] = []
-        self._aborts: list[tuple[str, int | None, FinishReason]] = []
-        self._feeds: dict[str, _Feed] = {}
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
-
-    def submit(self, request: Generate, feed: _Feed) -> None:
-        with self._wake:
-            if self._failure is not None:
-                raise EngineDied(f"the engine has failed: {self._failure!r}: make a new AsyncLLM")
-            if self._closing:
-                raise InvalidRequest("this AsyncLLM is closed: make a new one")
-            self._requests.append((request, feed))
-            self._wake.notify()
-
-    def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
-        with self._wake:
-            self._aborts.append((request_id, choice, reason))
-            self._wake.notify()
-
-    def close(self) -> None:
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._take():
-                for output in self._engine.step():
-                    feed = self._feeds.get(output.request_id)
-                    if feed is not None:
-                        feed.put(output)
-        except BaseException as error:
-            self._failure = error
-            raise
-        finally:
-            with self._wake:
-                self._closing = True
-                for feed in (*self._feeds.values(), *(feed for _, feed in self._requests)):
-                    feed.put(EngineDied("the engine was closed while the request was in flight"))
-            self._engine.close()
-
-    def _take(self) -> bool:
-        """Wait for work and hand it to the engine. False: it is time to end."""
-        with self._wake:
-            while not (self._requests or self._aborts or self._closing or self._engine.has_work):
-                self._wake.wait()
-            requests, self._requests = self._requests, []
-            aborts, self._aborts = self._aborts, []
-        for request, feed in requests:
-            try:
-                self._engine.add(request)
-                self._feeds[request.request_id] = feed
-            except TokenmillError as error:
-                feed.put(error)
-        for request_id, choice, reason in aborts:
-            self._engine.abort(request_id, choice, reason)
-            if choice is None:
-                self._feeds.pop(request_id, None)
-        return not self._closing
 
 
 class AsyncLLM:
-    """As `LLM`, for asyncio: requests run side by side and are streamed. Safe to use from any task of one or more loops."""
+    """As `LLM`, for asyncio: requests run side by side and are streamed. Safe to use from any task of one or more loops.
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    Making one takes as long as loading the model; inside a running loop, `await asyncio.to_thread(AsyncLLM, model)`.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], *, chat_template: str | None = None, **settings: Any) -> None:
+        chosen = None if chat_template is None else choose_template(chat_template)
         config = configure(model, settings)
         engine = build_engine(config)
         self.info = engine.info
-        self._frontend = Frontend(config, self.info)
-        self._thread = _EngineThread(engine)
+        self._frontend = Frontend(config, self.info, chosen)
+        self._thread = EngineThread(engine)
+        # One that is forgotten, or still open when the interpreter ends, must not leave a thread inside native code.
+        weakref.finalize(self, self._thread.close)
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self._frontend.tokenizer
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return self._frontend.can_chat
+
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 1, cache_salt: str = ""
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the result so far after each step, the last time with `finished`. Leaving the iterator early aborts the request.
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the result so far after each step, the last time with `finished`. Leaving the iterator early, or
+        cancelling the task, aborts the request and frees its KV.
 
-        Raises `InvalidRequest` at the first step of the iteration for what cannot be served.
+        priority: 0 is served first, 2 last. cache_salt: only requests with the same one share prefixes. The first step
+        of the iteration raises `InvalidRequest` for what cannot be served; any step raises `Unavailable` if the engine
+        is closed or fails.
         """
-        request, text = self._frontend.request(prompt, sampling_params or SamplingParams(), priority, cache_salt)
-        return self._stream(request, text)
+        return self._stream(lambda: self._frontend.request(prompt, one_params(sampling_params), priority, cache_salt))
 
     def chat(
         self, messages: Conversation, sampling_params: SamplingParams | None = None, *, priority: int = 1, cache_salt: str = ""
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """As `generate`, for the next answer in a conversation."""
-        return self._stream(self._frontend.chat_request(messages, sampling_params or SamplingParams(), priority, cache_salt), None)
+        return self._stream(lambda: self._frontend.chat_request(messages, one_params(sampling_params), priority, cache_salt))
+
+    async def get_kv_cache_stats(self) -> dict[str, Any]:
+        """As `LLM.get_kv_cache_stats`, between two steps."""
+        return await asyncio.wrap_future(self._thread.call(kv_cache_stats))
 
     async def close(self) -> None:
-        """End what is in flight and free the engine."""
+        """Free the engine. Requests in flight raise `Unavailable`."""
         await asyncio.to_thread(self._thread.close)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -144,17 +76,16 @@ class AsyncLLM:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    async def _stream(self, request: Generate, text: str | None) -> AsyncIterator[RequestOutput]:
-        feed, collector = _Feed(), Collector(request, text, self.tokenizer)
+    async def _stream(self, prepare: Callable[[], tuple[Generate, str | None]]) -> AsyncGenerator[RequestOutput, None]:
+        # Tokenizing a long prompt would hold up every other stream of the loop.
+        request, text = await asyncio.to_thread(prepare)
+        feed, collector = Feed(), Collector(request, text, self.tokenizer)
         self._thread.submit(request, feed)
         try:
             while not collector.result.finished:
-                item = await feed.queue.get()
-                if isinstance(item, TokenmillError):
-                    raise item
-                if collector.push(item):
-                    self._thread.abort(request.request_id, item.choice, FinishReason.STOP)
+                output = await feed.get()
+                if collector.push(output):
+                    self._thread.stop(request.request_id, output.choice)
                 yield collector.result
         finally:
-            # Ends whatever is left of the request, and forgets its feed in any case.
-            self._thread.abort(request.request_id, None, FinishReason.ABORT)
+            self._thread.leave(request.request_id)

@@ -74,22 +74,22 @@ class Fields:
         value = self.raw(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, (bool, float, str)) or value is None or not least <= int(value) <= most:
+        if type(value) is not int or not least <= value <= most:
             raise ModelFileError(f"{self.prefix}{key} is {value!r}, but must be an integer between {least} and {most}", param=key)
-        return int(value)
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.raw(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, (bool, str)) or value is None or not (0 < float(value) < 1e12):
+        if type(value) not in (int, float) or not 0 < value < 1e12:
             raise ModelFileError(f"{self.prefix}{key} is {value!r}, but must be a positive number", param=key)
         return float(value)
 
     def refuse(self, key: str, *harmless: Any) -> None:
         """Raise if the field asks for something that is not implemented, that is, is set and not one of `harmless`."""
         value = self.raw(key)
-        if value is not None and value not in harmless:
+        if value is not None and not (isinstance(value, (int, float, str)) and value in harmless):
             raise ModelFileError(f"{self.prefix}{key} is {value!r}, which is not supported", param=key)
 
 
@@ -102,6 +102,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
     inverse = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is None:
         return inverse
+    if not isinstance(scaling, Mapping):
+        raise ModelFileError(f"rope_scaling is {scaling!r}, but must be a mapping", param="rope_scaling")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind in ("default", None):
         return inverse

@@ -58,7 +58,7 @@ def load(path: str | Path, pool: Pool) -> Model:
     """Read, check and pack a model. Raises `ModelFileError` naming the tensor or field at fault."""
     source = Source.open(path)
     config, program = describe(source)
-    weight_names, vector_names = needed(program)
+    weight_names, lengths = needed(program)
     shapes = _shapes(config)
     weights: dict[str, PackedWeight] = {}
     for name in weight_names:
@@ -68,15 +68,14 @@ def load(path: str | Path, pool: Pool) -> Model:
         _check(tensor, *shapes[name.rpartition(".")[2]])
         weights[name] = PackedWeight.pack(tensor.type, tensor.rows, tensor.cols, tensor.data, pool)
     weights.setdefault("head", weights["embed"])
-    vectors = {name: _vector(source, config, name) for name in vector_names}
-    _check_vectors(program, vectors)
+    vectors = {name: _vector(source, config, name, length) for name, length in lengths.items()}
     return Model(config, program, weights, vectors)
 
 
-def needed(program: Program) -> tuple[list[str], list[str]]:
-    """Names of the weights and of the vectors that a program uses, each once."""
+def needed(program: Program) -> tuple[list[str], dict[str, int]]:
+    """Names of the weights that a program uses, each once, and the lengths of its vectors by name."""
     weights: dict[str, None] = {}
-    vectors: dict[str, None] = {}
+    vectors: dict[str, int] = {}
     for op in program.ops:
         match op:
             case Embed():
@@ -84,14 +83,14 @@ def needed(program: Program) -> tuple[list[str], list[str]]:
             case Linear():
                 weights.update(dict.fromkeys(op.weights))
                 if isinstance(op.prologue, RMSNorm):
-                    vectors[op.prologue.weight] = None
+                    vectors[op.prologue.weight] = op.x.width
                 if op.bias is not None:
-                    vectors[op.bias] = None
+                    vectors[op.bias] = op.out.width
             case RotateAndStore():
-                vectors.update(dict.fromkeys(n for n in (op.q_norm, op.k_norm) if n is not None))
+                vectors.update({n: op.shape.head_dim for n in (op.q_norm, op.k_norm) if n is not None})
             case AddNorm():
-                vectors[op.norm.weight] = None
-    return list(weights), list(vectors)
+                vectors[op.norm.weight] = op.x.width
+    return list(weights), vectors
 
 
 def _shapes(c: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -110,26 +109,17 @@ def _check(tensor: RawTensor, rows: int, cols: int) -> None:
         )
 
 
-def _vector(source: Source, config: ModelConfig, name: str) -> F32:
+def _vector(source: Source, config: ModelConfig, name: str, length: int) -> F32:
     layer, _, part = name.rpartition(".")
     if part == "qkv_bias":
-        return np.concatenate([as_float32(source.tensor(f"{layer}.{p}_bias")) for p in "qkv"])
-    return as_float32(source.tensor(name)) + np.float32(config.norm_offset)
+        shapes = _shapes(config)
+        return np.concatenate([_numbers(source, f"{layer}.{p}_bias", shapes[p][0]) for p in "qkv"])
+    return _numbers(source, name, length) + np.float32(config.norm_offset)
 
 
-def _check_vectors(program: Program, vectors: dict[str, F32]) -> None:
-    def need(name: str | None, length: int) -> None:
-        if name is not None and len(vectors[name]) != length:
-            raise ModelFileError(f"{name} has {len(vectors[name])} elements, but the model needs {length}", param=name)
-
-    for op in program.ops:
-        match op:
-            case Linear():
-                need(op.bias, op.out.width)
-                if isinstance(op.prologue, RMSNorm):
-                    need(op.prologue.weight, op.x.width)
-            case RotateAndStore():
-                need(op.q_norm, op.shape.head_dim)
-                need(op.k_norm, op.shape.head_dim)
-            case AddNorm():
-                need(op.norm.weight, op.x.width)
+def _numbers(source: Source, name: str, length: int) -> F32:
+    tensor = source.tensor(name)
+    numbers = as_float32(tensor)
+    if len(numbers) != length:
+        raise ModelFileError(f"{tensor.name} has {len(numbers)} elements, but the model needs {length}", param=tensor.name)
+    return numbers

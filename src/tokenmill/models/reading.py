@@ -14,7 +14,7 @@ from tokenmill.models.source import Source
 
 Float64 = npt.NDArray[np.float64]
 
-MAX_LAYERS, MAX_WIDTH, MAX_VOCAB, MAX_CONTEXT = 512, 1 << 17, 1 << 21, 1 << 24
+MAX_LAYERS, MAX_WIDTH, MAX_CONTEXT = 512, 1 << 17, 1 << 24
 
 
 def plain_decoder(source: Source, *, interleaved: bool = False) -> ModelConfig:
@@ -100,6 +100,6 @@ def hf_windows(fields: Fields, count: int) -> list[int | None]:
     kinds = fields.raw("layer_types")
     if kinds is None:
         return [window] * count
-    if len(kinds) != count or any(k not in ("full_attention", "sliding_attention") for k in kinds):
+    if not isinstance(kinds, list) or len(kinds) != count or any(k not in ("full_attention", "sliding_attention") for k in kinds):
         raise ModelFileError(f"layer_types must name full_attention or sliding_attention for each of {count} layers", param="layer_types")
     return [window if k == "sliding_attention" else None for k in kinds]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenmill.core.errors import InvalidRequest, KVBudgetTooSmall
+from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.types import FRAME
 from tokenmill.kv.manager import KVManager, frames_for
 from tokenmill.scheduler.plan import Limits, Work, plan
@@ -43,16 +43,17 @@ class Scheduler:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
+    def serves(self, request_id: str) -> bool:
+        """Whether a sequence of that request is queued."""
+        return request_id in self._requests
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
 
-        Raises `KVBudgetTooSmall` when it could not run even alone, and `InvalidRequest` when its id is taken.
+        Raises `KVBudgetTooSmall` when it could not run even alone.
         """
         choices = self._requests.get(sequence.request_id, {})
-        if sequence.choice in choices:
-            raise InvalidRequest(
-                f"request id {sequence.request_id!r} belongs to a request that is being served: send another id", param="request_id"
-            )
+        assert sequence.choice not in choices, f"{sequence.id} is already here"
         max_tokens = sequence.params.max_tokens
         assert max_tokens is not None, "max_tokens is resolved before a sequence is scheduled"
         need, total = frames_for(sequence.prompt_len + max_tokens), self.kv.n_frames

@@ -1,0 +1,47 @@
+"""The options that `run` and `chat` share, and what they mean."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenmill.llm import LLM
+
+Model = Annotated[str, typer.Argument(help="A short name such as smollm2:135m, hf:org/repo[:file.gguf], or a path.")]
+System = Annotated[str | None, typer.Option(help="A system message, which comes before the conversation.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens that together reach this probability.")]
+TopK = Annotated[int, typer.Option(help="Sample from that many most likely tokens; 0 is no limit.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer; default: drawn anew each time.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A text that ends the answer and is not shown; may be given several times.")]
+Threads = Annotated[int, typer.Option(help="0 takes all CPUs of this process.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus answer; default: the model's own context.")]
+Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
+
+TEMPERATURE = 0.7
+TOP_P = 0.95
+
+
+def sampling(
+    max_tokens: int | None, temperature: float, top_p: float, top_k: int, seed: int | None, stop: list[str] | None
+) -> SamplingParams:
+    """Sampling parameters from options. Raises `InvalidRequest` naming the one that is out of range."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()))
+    return params.check()
+
+
+def open_model(model: str, chat_template: str | None, threads: int, max_model_len: int | None) -> LLM:
+    """The model, for one request at a time; pulled first if need be."""
+    from tokenmill.llm import LLM
+
+    return LLM(model, chat_template=chat_template, threads=threads, max_model_len=max_model_len, max_batch_size=1)
+
+
+def note(text: str) -> None:
+    """Tell the user something that is not part of the answer."""
+    print(text, file=sys.stderr, flush=True)

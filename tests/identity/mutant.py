@@ -1,0 +1,42 @@
+"""Run the comparison on another build of the native library, in a process of its own: `mutant.py LIBRARY MODEL SEED`.
+
+Prints the differences found and exits with 1 if there are any, with 0 if there are none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def load(library: Path) -> None:
+    """Make `library` what `tokenmill._native` means here."""
+    spec = importlib.util.spec_from_file_location("tokenmill._native", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["tokenmill._native"] = module
+
+
+def main(library: str, model: str, seed: str) -> int:
+    load(Path(library))
+    from comparison import Setting, Trial
+    from request_pool import RequestPool
+
+    import tokenmill.kernels.native as kernels
+
+    assert kernels._native.__file__ == library
+    pool = RequestPool(Path(model), int(seed), n_short=12, n_talkative=4, n_long=6)
+    for setting in (Setting(chunk_size=2048, threads=1), Setting(max_batch_size=6, chunk_size=333, frames=160, threads=1)):
+        trial = Trial(pool.alone, setting)
+        found = pool.differences(trial, [*pool.short, *pool.talkative], arrivals=10) + pool.differences(trial, pool.long, arrivals=6)
+        print(f"{setting}: {len(found)} of {trial.cases} cases differ", *(text[:400] for text in found[:2]), sep="\n")
+        if found:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""The comparison finds the faults that it is there to find: each is put into an engine on purpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from comparison import Setting, Trial
+from request_pool import RequestPool
+
+from tokenmill.core.types import FRAME
+from tokenmill.engine.engine import Engine
+from tokenmill.kv import prefix_tree
+from tokenmill.sampling.sampler import Draw
+
+Patch = pytest.MonkeyPatch
+
+
+class _Reseeded:
+    """A sampler state whose noise is moved by `offset`."""
+
+    def __init__(self, state: Any, offset: int) -> None:
+        self._state = state
+        top_k, seed, choice = state.whole
+        self.whole = (top_k, (seed ^ offset), choice)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def noise_by_row_of_the_batch(engine: Engine, patch: Patch) -> None:
+    sampler = engine._runner._sampler
+    sample = sampler.sample
+
+    def drawing(logits: Any, draws: Sequence[Draw]) -> list[int]:
+        return sample(logits, [Draw(d.row, _Reseeded(d.state, d.row), d.position) for d in draws])
+
+    patch.setattr(sampler, "sample", drawing)
+
+
+def noise_from_one_stream(engine: Engine, patch: Patch) -> None:
+    sampler = engine._runner._sampler
+    sample = sampler.sample
+    drawn = 0
+
+    def drawing(logits: Any, draws: Sequence[Draw]) -> list[int]:
+        nonlocal drawn
+        drawn += len(draws)
+        return sample(logits, [Draw(d.row, _Reseeded(d.state, drawn), d.position) for d in draws])
+
+    patch.setattr(sampler, "sample", drawing)
+
+
+def log_probability_off_by_one_bit_in_large_batches(engine: Engine, patch: Patch) -> None:
+    sampler = engine._runner._sampler
+    likelihoods = sampler.likelihoods
+
+    def nudged(logits: Any, questions: Any) -> Any:
+        found = likelihoods(logits, questions)
+        return [msgspec.structs.replace(f, logprob=math.nextafter(f.logprob, 0)) for f in found] if len(logits) > 4 else found
+
+    patch.setattr(sampler, "likelihoods", nudged)
+
+
+def position_off_by_one_behind_another_segment(engine: Engine, patch: Patch) -> None:
+    runner = engine._runner
+    arrange = runner._arrange
+
+    def shifted(step: Any) -> Any:
+        batch, wanted = arrange(step)
+        segments = [replace(s, position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
+        return replace(batch, segments=segments), wanted
+
+    patch.setattr(runner, "_arrange", shifted)
+
+
+def noise_restarts_when_a_sequence_is_preempted(engine: Engine, patch: Patch) -> None:
+    scheduler = engine._scheduler
+    schedule = scheduler.schedule
+
+    def restarting(now: float) -> Any:
+        running = [s for s in engine._generations if s.running]
+        before = scheduler.n_preemptions
+        step = schedule(now)
+        for sequence in running if scheduler.n_preemptions > before else ():
+            if not sequence.running:
+                generation = engine._generations[sequence]
+                generation.sampler = _Reseeded(generation.sampler, 1)
+        return step
+
+    patch.setattr(scheduler, "schedule", restarting)
+
+
+def cache_compares_all_but_a_frames_last_token(engine: Engine, patch: Patch) -> None:
+    encode = prefix_tree._encode
+    patch.setattr(prefix_tree, "_encode", lambda tokens: encode([0 if i % FRAME == FRAME - 1 else t for i, t in enumerate(tokens)]))
+
+
+def cache_keeps_a_frame_before_it_is_full(engine: Engine, patch: Patch) -> None:
+    kv = engine._scheduler.kv
+    commit, release = kv.commit, kv.release
+    texts: dict[Any, list[int]] = {}
+
+    def remember(seq_id: Any, tokens: list[int], computed: int) -> None:
+        texts[seq_id] = tokens
+        commit(seq_id, tokens, computed)
+
+    def keep_all(seq_id: Any) -> None:
+        if (tokens := texts.pop(seq_id, None)) is not None:
+            commit(seq_id, tokens, min(len(tokens), kv.covered(seq_id)))
+        release(seq_id)
+
+    patch.setattr(kv, "commit", remember)
+    patch.setattr(kv, "release", keep_all)
+
+
+def cache_serves_another_salts_prefix(engine: Engine, patch: Patch) -> None:
+    kv = engine._scheduler.kv
+    match, acquire = kv.match, kv.acquire
+    patch.setattr(kv, "match", lambda tokens, salt: match(tokens, ""))
+    patch.setattr(kv, "acquire", lambda seq_id, tokens, salt, reuse=True: acquire(seq_id, tokens, "", reuse))
+
+
+ROOMY, TINY, SLOW = Setting(chunk_size=100), Setting(frames=24), Setting(chunk_size=16)
+
+FAULTS: list[tuple[Callable[[Engine, Patch], None], Setting]] = [
+    (noise_by_row_of_the_batch, ROOMY),
+    (noise_from_one_stream, ROOMY),
+    (log_probability_off_by_one_bit_in_large_batches, ROOMY),
+    (position_off_by_one_behind_another_segment, ROOMY),
+    (noise_restarts_when_a_sequence_is_preempted, TINY),
+    (cache_compares_all_but_a_frames_last_token, ROOMY),
+    (cache_keeps_a_frame_before_it_is_full, SLOW),
+    (cache_serves_another_salts_prefix, ROOMY),
+]
+
+
+@pytest.mark.parametrize(("fault", "setting"), FAULTS, ids=[fault.__name__.replace("_", " ") for fault, _ in FAULTS])
+def test_a_fault_is_found(pool: RequestPool, fault: Callable[[Engine, Patch], None], setting: Setting, monkeypatch: Patch) -> None:
+    trial = Trial(pool.alone, setting)
+    fault(trial.engine, monkeypatch)
+    requests = pool.talkative if setting is TINY else pool.short
+    for _ in range(12):
+        if pool.differences(trial, requests, arrivals=14):
+            return
+    pytest.fail(f"{trial.cases} cases were compared, and the fault was not seen")

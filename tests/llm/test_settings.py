@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill import LLM, AsyncLLM, SamplingParams
+from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, NotBuiltYet, Unavailable
+
+ARTICLE: list[tuple[dict[str, Any], str]] = [
+    ({"speculative_config": {"model": "qwen2.5-coder:0.5b", "num_speculative_tokens": 6}}, "speculative decoding is not built yet"),
+    ({"attention_config": {"sparse_attention": {"enabled": True}}}, "sparse attention is not built yet"),
+    ({"kv_cache_config": {"compression": {"enabled": True, "key_dtype": "int8"}}}, "compression is not built yet"),
+    ({"kv_cache_config": {"per_request_budget_gb": 0.5}}, "per_request_budget_gb is not built yet"),
+    ({"kv_transfer_config": {"role": "prefill", "connector": "nccl"}}, "prefill/decode separation is not built yet"),
+    ({"scheduler": "prefill_optimized"}, "scheduler is not built yet"),
+]
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_model_length": 10}, "unknown setting 'max_model_length': did you mean 'max_model_len'"),
+    ({"kv_cache_config": {"memory_budget": 1}}, "unknown setting 'kv_cache_config.memory_budget': did you mean 'memory_budget_gb'"),
+    ({"block_manager_config": {"block_size": 7}}, "block_size is 7"),
+    ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: on a CPU threads do this work, use threads=2"),
+    ({"dtype": "float16"}, "weights keep the precision of their file"),
+    ({"worker_cls": "x"}, "there is one worker class"),
+    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, but must be above 0 and at most 1"),
+    ({"threads": "two"}, "threads is 'two'"),
+    ({"max_model_len": 10**6}, "max_model_len is 1000000, but the model's context is 8192"),
+    ({"chat_template": "nowhere.jinja"}, r"chat_template is 'nowhere.jinja': neither a built-in template \(chatml\) nor a file"),
+    ({"chat_template": 5}, "chat_template must be a name or a path, not int"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), ARTICLE)
+def test_a_setting_whose_capability_does_not_exist_says_so(settings: dict[str, Any], message: str) -> None:
+    """The model does not exist either, which shows that nothing is fetched or loaded first."""
+    for cls in (LLM, AsyncLLM):
+        with pytest.raises(NotBuiltYet, match=message):
+            cls("no such model", **settings)
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG)
+def test_a_wrong_setting_is_told(smollm2_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(smollm2_path, **settings)
+
+
+def test_settings_that_ask_for_what_is_there_anyway_are_accepted(smollm2_path: Path) -> None:
+    settings: dict[str, Any] = {"tensor_parallel_size": 1, "dtype": "auto", "speculative_config": None}
+    compression = {"compression": {"enabled": False}, "memory_budget_gb": 0.1, "dtype": "auto", "eviction_policy": "lru"}
+    blocks = {"version": "v2", "block_size": "dynamic", "enable_prefix_sharing": True, "prefix_sharing_strategy": "radix"}
+    with LLM(smollm2_path, max_model_len=64, kv_cache_config=compression, block_manager_config=blocks, **settings) as llm:
+        assert llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1))[0].outputs[0].text == " Paris"
+
+
+def test_gpu_memory_utilization_is_the_share_of_free_memory_for_the_cache(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.engine.build.available_memory", lambda: 2**30)
+    with LLM(smollm2_path, gpu_memory_utilization=0.125) as llm:
+        frame = 8 * llm.info.kv_bytes_per_token
+        assert llm.get_kv_cache_stats()["total_frames"] == 2**27 // frame
+
+
+def test_a_model_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="did you mean smollm2:135m"):
+        LLM("smolm2:135m")
+    with pytest.raises(ConfigError, match="model is 5"):
+        LLM(5)  # type: ignore[arg-type]
+    damaged = tmp_path / "a.gguf"
+    damaged.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError):
+        LLM(damaged)
+
+
+def test_a_model_goes_by_its_catalogue_name_its_file_or_the_name_it_is_given(smollm2_path: Path) -> None:
+    for model, settings, name in [
+        ("smollm2:135m", {}, "smollm2:135m"),
+        (str(smollm2_path), {}, smollm2_path.stem),
+        (smollm2_path, {"served_name": "smol"}, "smol"),
+    ]:
+        with LLM(model, max_model_len=64, **settings) as llm:
+            assert llm.info.model == name
+
+
+def test_a_closed_llm_says_so(smollm2_path: Path) -> None:
+    llm = LLM(smollm2_path, max_model_len=64)
+    stream = llm.stream_generate("The", SamplingParams(max_tokens=20))
+    next(stream)
+    llm.close()
+    llm.close()
+    for use in (lambda: llm.generate("a"), lambda: llm.get_kv_cache_stats(), lambda: next(stream)):
+        with pytest.raises(Unavailable, match="this LLM is closed: make a new one"):
+            use()
+
+
+def test_importing_the_package_and_its_parameters_loads_no_native_code_and_no_library() -> None:
+    source = "import sys, tokenmill; from tokenmill import SamplingParams; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
+    assert "tokenmill.core.types" in loaded
+    assert not {"tokenmill._native", "tokenmill.llm", "tokenmill.engine", "numpy", "tokenizers", "jinja2", "asyncio"} & set(loaded)
+
+
+MEMORY = """
+import asyncio, gc, os, sys
+from tokenmill import LLM, AsyncLLM, SamplingParams
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+def use(model):
+    with LLM(model, max_model_len=512) as llm:
+        llm.generate([[5] * 400], SamplingParams(max_tokens=4))
+        return resident(), len(os.listdir("/proc/self/task"))
+
+async def use_async(model):
+    async with AsyncLLM(model, max_model_len=512) as llm:
+        async for _ in llm.generate([5] * 400, SamplingParams(max_tokens=4)):
+            pass
+        return resident(), len(os.listdir("/proc/self/task"))
+
+model = sys.argv[1]
+use(model)
+gc.disable()
+for make in (lambda: use(model), lambda: asyncio.run(use_async(model))):
+    before = resident(), len(os.listdir("/proc/self/task"))
+    during = make()
+    after = resident(), len(os.listdir("/proc/self/task"))
+    print(*before, *during, *after)
+"""
+
+
+def test_closing_gives_memory_and_threads_back(smollm2_path: Path) -> None:
+    """Without the garbage collector: nothing may keep a closed engine alive in a cycle."""
+    out = subprocess.run([sys.executable, "-c", MEMORY, str(smollm2_path)], capture_output=True, text=True, check=True).stdout
+    lines = [[int(number) for number in line.split()] for line in out.splitlines()]
+    assert len(lines) == 2
+    for bytes_before, threads_before, bytes_during, threads_during, bytes_after, threads_after in lines:
+        assert threads_after == threads_before < threads_during
+        held = bytes_during - bytes_before
+        assert held > 60e6, "the weights alone are larger"
+        assert bytes_after - bytes_before < 0.2 * held
