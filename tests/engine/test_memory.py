@@ -53,7 +53,7 @@ def test_a_length_that_just_fits_is_served_and_one_token_more_refused():
 def test_impossible_settings_are_refused_with_the_numbers():
     with pytest.raises(ConfigError, match="max_model_len is 9000, but the model's context is 8192"):
         plan(max_model_len=9000)
-    with pytest.raises(ConfigError, match=r"memory_budget_gb is 9\.0, but only 8\.0 GB of memory are available"):
+    with pytest.raises(ConfigError, match=r"memory_budget_gb is 9\.0, but only 8\.0 GB are available"):
         plan(budget=9.0)
     with pytest.raises(ConfigError, match="holds 0 tokens"):
         plan(budget=1e-5)
