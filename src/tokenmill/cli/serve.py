@@ -28,6 +28,7 @@ def command(
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="TOKENMILL_API_KEY", help="Ask clients for this key.")] = None,
     served_model_name: Annotated[list[str] | None, typer.Option(help="What clients call the model; may be given several times.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt plus answer.")] = None,
     max_batch_size: Annotated[int, typer.Option(help="Sequences in one step.")] = _DEFAULTS["max_batch_size"],
     chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
@@ -46,9 +47,11 @@ def command(
     sock = listen(host, port)
     from tokenmill.cluster.supervisor import Supervisor
     from tokenmill.gateway.service import Service
+    from tokenmill.text.templates import choose_template
     from tokenmill.weights.catalogue import resolve
     from tokenmill.weights.vocabulary import load_tokenizer
 
+    chosen = None if chat_template is None else choose_template(chat_template)
     path = resolve(model)
     own_name = [] if Path(model).expanduser() == path else [model]
     names = served_model_name or own_name or [path.stem]
@@ -63,7 +66,7 @@ def command(
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    service = Service(Supervisor(config), lambda: load_tokenizer(path), names, api_key)
+    service = Service(Supervisor(config), lambda: load_tokenizer(path), names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:
         print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)

@@ -38,6 +38,8 @@ async def answer_chat(service: Service, request: ChatRequest) -> Response:
     refuse_unserved(request)
     tools = _tools_to_show(request)
     params = _params(request, service.prompts.vocab_size)
+    if service.prompts.answer_ends:
+        params = msgspec.structs.replace(params, stop=(*params.stop, *service.prompts.answer_ends))
     client = service.supervisor.client
     prompt = await service.prompts.from_messages(request.messages, tools)
     completion = service.complete(request, [prompt], params, "messages", arrived)

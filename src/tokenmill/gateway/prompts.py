@@ -13,6 +13,7 @@ from tokenmill.core.errors import InvalidRequest, NotBuiltYet
 from tokenmill.gateway.schemas import Message
 
 if TYPE_CHECKING:
+    from tokenmill.text.templates import ChosenTemplate
     from tokenmill.text.tokenizer import Tokenizer
 
 INLINE = 1024
@@ -35,18 +36,18 @@ class TextPrompt(msgspec.Struct, frozen=True):
 class PromptBuilder:
     """A model's vocabulary and chat template, usable from the event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, chosen: ChosenTemplate | None = None) -> None:
+        """`chosen`: a chat template instead of the model's own."""
         from tokenmill.text.chat import ChatTemplate
 
         self.tokenizer = tokenizer
         self.vocab_size = min(vocab_size, tokenizer.vocab_size)
-        self._template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_text, tokenizer.eos_text)
+        own = ChatTemplate(tokenizer.chat_template, tokenizer.bos_text, tokenizer.eos_text)
+        self._template = own if chosen is None else chosen.bind(tokenizer)
+        self.answer_ends = () if chosen is None else chosen.ends
+        """Texts that end an answer of a chat, besides the model's own end tokens."""
+        self.can_chat = chosen is not None or tokenizer.chat_template is not None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="text")
-
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self.tokenizer.chat_template is not None
 
     async def from_text(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of a text."""

@@ -21,6 +21,7 @@ from tokenmill.gateway.schemas import GenerationRequest
 from tokenmill.observe.metrics import Metrics
 
 if TYPE_CHECKING:
+    from tokenmill.text.templates import ChosenTemplate
     from tokenmill.text.tokenizer import Tokenizer
 
 MAX_IN_FLIGHT = 2048
@@ -34,14 +35,20 @@ class Service:
     """One served model. `load` makes it ready; `supervisor.stop` and `close` end it."""
 
     def __init__(
-        self, supervisor: Supervisor, load_tokenizer: Callable[[], Tokenizer], names: Sequence[str], api_key: str | None = None
+        self,
+        supervisor: Supervisor,
+        load_tokenizer: Callable[[], Tokenizer],
+        names: Sequence[str],
+        api_key: str | None = None,
+        chosen: ChosenTemplate | None = None,
     ) -> None:
-        """`names`: what clients may call the model, the first one is what answers call it."""
+        """`names`: what clients may call the model, the first one is what answers call it. `chosen`: a chat template instead of its own."""
         self.supervisor = supervisor
         self.names = tuple(names)
         self.metrics = Metrics(self.names[0])
         self.created = int(time.time())
         self._load_tokenizer = load_tokenizer
+        self._chosen = chosen
         self._api_key = api_key.encode() if api_key is not None else None
         self._prompts: PromptBuilder | None = None
         self._in_flight = 0
@@ -57,7 +64,7 @@ class Service:
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
-        self._prompts = PromptBuilder(tokenizer, info.vocab_size)
+        self._prompts = PromptBuilder(tokenizer, info.vocab_size, self._chosen)
         return info
 
     @property
