@@ -62,7 +62,10 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
             )
         ],
     ),
-    "a row sees the next position of its frame": (SMOL, [Change("window), position + 1};", "window), position + 1 + (position % 8 != 7)};")]),
+    "a row sees the next position of its frame": (
+        SMOL,
+        [Change("window), position + 1};", "window), position + 1 + (position % 8 != 7)};")],
+    ),
     "the window is one short where cuts are split": (
         GEMMA,
         [
