@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from traffic import Arrival, Request
+from traffic import Arrival, Request, draw_mix
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.messages import Generate
@@ -168,17 +168,23 @@ class Setting:
 
 
 class Trial:
-    """One engine under a setting, to which mixes are served one after the other; the later ones find its cache warm."""
+    """One engine under a setting, to which mixes are served one after the other; the later ones find its cache warm.
 
-    def __init__(self, alone: Alone, setting: Setting) -> None:
+    The mixes follow from setting and seed.
+    """
+
+    def __init__(self, alone: Alone, setting: Setting, seed: int = 0) -> None:
         self.engine = setting.build(alone.model, alone.info.kv_bytes_per_token)
         self.cases = 0
         self._alone = alone
+        self._name = f"{setting}, seed {seed}"
         self._setting = setting
+        self._rng = random.Random(self._name)
         self._cached: dict[str, list[list[int]]] = {}
 
-    def differences(self, requests: Sequence[Request], mix: Sequence[Arrival]) -> list[str]:
-        """Serve a mix; says where an answer differs from the run alone, or found more in the cache than can be there."""
+    def differences(self, requests: Sequence[Request], arrivals: int) -> list[str]:
+        """Serve one more mix; says where an answer differs from the run alone, or found more in the cache than can be there."""
+        mix = draw_mix(self._rng, requests, arrivals, self.engine.info.max_model_len)
         answers = serve(self.engine, requests, mix)
         self.cases += len(answers)
         found = []
@@ -193,7 +199,7 @@ class Trial:
                 why = f"{answer.cached_tokens} tokens came from the cache, which can hold {most}"
             if why:
                 kernels = self.engine.info.kernels
-                found.append(f"{self._setting}, {kernels}: arrival {key[0]}, choice {key[1]}: {why}\n  {arrival}\n  {request}")
+                found.append(f"{self._name}, {kernels}: arrival {key[0]}, choice {key[1]}: {why}\n  {arrival}\n  {request}")
         for key, text in texts.items():
             self._cached.setdefault(mix[key[0]].salt, []).append(text)
         return found

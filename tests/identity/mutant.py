@@ -25,13 +25,13 @@ def main(library: str, model: str, seed: str) -> int:
     from comparison import Setting, Trial
     from request_pool import RequestPool
 
-    import tokenmill.kernels.native as kernels
+    from tokenmill import _native
 
-    assert kernels._native.__file__ == library
+    assert _native.__file__ == library
     pool = RequestPool(Path(model), int(seed), n_short=12, n_talkative=4, n_long=6)
     for setting in (Setting(chunk_size=2048, threads=1), Setting(max_batch_size=6, chunk_size=333, frames=160, threads=1)):
         trial = Trial(pool.alone, setting)
-        found = pool.differences(trial, [*pool.short, *pool.talkative], arrivals=10) + pool.differences(trial, pool.long, arrivals=6)
+        found = trial.differences([*pool.short, *pool.talkative], arrivals=10) + trial.differences(pool.long, arrivals=6)
         print(f"{setting}: {len(found)} of {trial.cases} cases differ", *(text[:400] for text in found[:2]), sep="\n")
         if found:
             return 1

@@ -16,21 +16,17 @@ class RequestPool:
 
     def __init__(self, model: Path, seed: int, n_short: int, n_talkative: int, n_long: int) -> None:
         self.alone = Alone(model)
-        self._traffic = Traffic(seed, load_tokenizer(model))
-        self.short = self._traffic.requests(n_short, short, self.alone.tokens)
-        self.talkative = self._traffic.requests(n_talkative, talkative, self.alone.tokens)
-        self.long = self._traffic.requests(n_long, long, self.alone.tokens)
+        traffic = Traffic(seed, load_tokenizer(model))
+        self.short = traffic.requests(n_short, short, self.alone.tokens)
+        self.talkative = traffic.requests(n_talkative, talkative, self.alone.tokens)
+        self.long = traffic.requests(n_long, long, self.alone.tokens)
 
-    def trial(self, setting: Setting, requests: list[Request], mixes: int, arrivals: int) -> Trial:
+    def trial(self, setting: Setting, requests: list[Request], mixes: int, arrivals: int, seed: int = 0) -> Trial:
         """Serve mixes of the requests to one engine; every answer must be that of the run alone."""
-        trial = Trial(self.alone, setting)
+        trial = Trial(self.alone, setting, seed)
         for _ in range(mixes):
-            assert not (found := self.differences(trial, requests, arrivals)), "\n".join(found)
+            assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
         return trial
-
-    def differences(self, trial: Trial, requests: list[Request], arrivals: int) -> list[str]:
-        """Serve one more mix to a trial's engine; says where it differs."""
-        return trial.differences(requests, self._traffic.mix(requests, arrivals, trial.engine.info.max_model_len))
 
     def search(self, seed: int, cases: int) -> None:
         """Random settings, mostly warm engines, until that many cases have been compared; some preempted, some evicted."""
@@ -38,9 +34,12 @@ class RequestPool:
         done = preemptions = evictions = 0
         while done < cases:
             setting = Setting.draw(rng)
-            tiny = setting.frames < 100
-            requests = [*self.short, *self.talkative] if tiny else self.long if rng.random() < 0.2 else [*self.short, *self.long[:3]]
-            trial = self.trial(setting, requests, mixes=3, arrivals=rng.randrange(4, 20))
+            requests = [*self.short, *self.long[:3]]
+            if setting.frames < 100:
+                requests = [*self.talkative, *self.short[:20]]
+            elif rng.random() < 0.2:
+                requests = self.long
+            trial = self.trial(setting, requests, mixes=3, arrivals=rng.randrange(4, 20), seed=done)
             stats = trial.engine.stats()
             done += trial.cases
             preemptions += stats.preemptions

@@ -72,7 +72,17 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
             Change("first_visible(position, window), position + 1", "first_visible(position + (item.cut >= 0), window), position + 1"),
         ],
     ),
-    "lanes count from the block's first frame": (GEMMA, [Change("const int aligned = from & ~15;", "const int aligned = first * kFrame;")]),
+    "which lanes are added depends on the block of rows": (
+        GEMMA,
+        [
+            Change(
+                "sum = f_add(sum, f_load(p));",
+                "float turned[16];"
+                "for (int l = 0; l < 16; ++l) turned[l] = bf16_widen(t.p[r][i + (l ^ (l > 7 && to % 2))]); "
+                "sum = f_add(sum, f_load(turned));",
+            )
+        ],
+    ),
 }
 
 

@@ -19,7 +19,10 @@ from tokenmill.sampling.sampler import Draw
 
 def sampled(pool: RequestPool) -> list[Request]:
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, logprobs=8)
-    return [Request(r.prompt, msgspec.structs.replace(params, seed=seed), ()) for seed, r in enumerate(pool.short[:6])]
+    return [
+        Request(r.prompt, msgspec.structs.replace(params, seed=seed), ())
+        for seed, r in enumerate(sorted(pool.short, key=lambda request: request.length)[4:8])
+    ]
 
 
 def changed_answers(alone: Alone, requests: Sequence[Request]) -> list[str]:

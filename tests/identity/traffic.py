@@ -56,7 +56,7 @@ class Arrival:
 
 
 class Traffic:
-    """Draws requests and mixes of them."""
+    """Draws the requests of a model."""
 
     def __init__(self, seed: int, tokenizer: Tokenizer) -> None:
         self._rng = rng = random.Random(seed)
@@ -75,29 +75,6 @@ class Traffic:
             prompt = self._prompt(length, drawn, answer)
             drawn.append(Request(tuple(prompt), self._params(prompt, max_tokens), self._eos))
         return drawn
-
-    def mix(self, requests: Sequence[Request], count: int, fits: int) -> list[Arrival]:
-        """About `count` arrivals of requests that take at most `fits` positions; the same request may come more than once."""
-        rng = self._rng
-        able = [i for i, r in enumerate(requests) if r.length <= fits]
-        span = rng.choice((1, 8, 40))
-        mix: list[Arrival] = []
-        while len(mix) < count:
-            choices = requests[at := rng.choice(able)].params.n
-            aborts = rng.random() < 0.15
-            arrival = Arrival(
-                request=at,
-                step=rng.randrange(span),
-                priority=rng.choice((0, 1, 1, 1, 2)),
-                salt=rng.choice(("", "", "", "a", "b")),
-                abort_after=rng.randrange(12) if aborts else None,
-                abort_choice=rng.randrange(choices) if aborts and rng.random() < 0.5 else None,
-            )
-            mix.append(arrival)
-            if arrival.abort_after is not None and rng.random() < 0.5:  # the client tries again
-                again = arrival.step + arrival.abort_after + rng.randrange(1, 4)
-                mix.append(replace(arrival, step=again, abort_after=None, abort_choice=None))
-        return mix
 
     def _prompt(self, length: int, drawn: Sequence[Request], answer: Callable[[Request], Sequence[int]]) -> list[int]:
         rng = self._rng
@@ -142,6 +119,29 @@ class Traffic:
         )
 
 
+def draw_mix(rng: random.Random, requests: Sequence[Request], count: int, fits: int) -> list[Arrival]:
+    """About `count` arrivals of requests that take at most `fits` positions; the same request may come more than once."""
+    able = [i for i, r in enumerate(requests) if r.length <= fits]
+    span = rng.choice((1, 8, 40))
+    mix: list[Arrival] = []
+    while len(mix) < count:
+        choices = requests[at := rng.choice(able)].params.n
+        aborts = rng.random() < 0.15
+        arrival = Arrival(
+            request=at,
+            step=rng.randrange(span),
+            priority=rng.choice((0, 1, 1, 1, 2)),
+            salt=rng.choice(("", "", "", "a", "b")),
+            abort_after=rng.randrange(12) if aborts else None,
+            abort_choice=rng.randrange(choices) if aborts and rng.random() < 0.5 else None,
+        )
+        mix.append(arrival)
+        if arrival.abort_after is not None and rng.random() < 0.5:  # the client tries again
+            again = arrival.step + arrival.abort_after + rng.randrange(1, 4)
+            mix.append(replace(arrival, step=again, abort_after=None, abort_choice=None))
+    return mix
+
+
 def short(rng: random.Random) -> tuple[int, int]:
     """A question or a paragraph; frame boundaries are met often."""
     prompt = rng.choice((1, 8, 9, 16, 17, rng.randrange(2, 40), rng.randrange(20, 60), rng.randrange(20, 60), rng.randrange(60, 130)))
@@ -150,7 +150,7 @@ def short(rng: random.Random) -> tuple[int, int]:
 
 def talkative(rng: random.Random) -> tuple[int, int]:
     """Little is asked and much is answered: what a small cache cannot keep up with."""
-    return rng.randrange(1, 30), rng.randrange(30, 70)
+    return rng.randrange(1, 30), rng.randrange(30, 60)
 
 
 def long(rng: random.Random) -> tuple[int, int]:
