@@ -20,15 +20,20 @@ private:
     alignas(64) std::atomic<uint32_t> generation_{0};
 };
 
-// Hands out [0, n) in runs. Which thread computes an item never changes the item's result.
+// Hands out [0, n) in runs, and knows when all of them are done. Which thread computes an item never changes the item's result.
 class Claims {
 public:
     void reset(int n, int threads);
     bool next(int& begin, int& end);
+    // A run that next() gave is computed.
+    void done(int items) { done_.fetch_add(items, std::memory_order_acq_rel); }
+    // Returns when all items are done, whoever did them: a thread that the system has put aside between two runs holds nobody up.
+    void wait() const;
 
 private:
     int n_ = 0, grain_ = 1;
     alignas(64) std::atomic<int> at_{0};
+    alignas(64) std::atomic<int> done_{0};
 };
 
 class Pool {
@@ -44,8 +49,6 @@ public:
 
     // Runs body(begin, end) over [0, n), divided between the threads. An exception from the body is rethrown here.
     void parallel(int n, const std::function<void(int, int)>& body);
-
-    Barrier& barrier() { return barrier_; }
 
 private:
     void serve(int thread);

@@ -10,7 +10,7 @@
 namespace mill {
 namespace {
 
-// A barrier partner is normally microseconds away; when it is not, the machine is oversubscribed and the core is better given up.
+// The others are normally microseconds away; when they are not, the machine is oversubscribed and the core is better given up.
 constexpr int kSpins = 2000;
 // Between steps the next job is normally a fraction of a millisecond away.
 constexpr int kIdleSpins = 20000;
@@ -43,6 +43,14 @@ void Claims::reset(int n, int threads) {
     // About eight runs per thread: enough to even out a disturbed core, few enough to keep memory streams long.
     grain_ = threads == 1 ? std::max(1, n) : std::max(1, n / (threads * 8));
     at_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+}
+
+void Claims::wait() const {
+    for (int i = 0; done_.load(std::memory_order_acquire) < n_; ++i) {
+        if (i < kSpins) relax();
+        else sched_yield();
+    }
 }
 
 bool Claims::next(int& begin, int& end) {

@@ -233,13 +233,15 @@ void Tape::execute(size_t first_phase) {
         counts_[i] = phases_[i]->items(state_);
         claims_[i]->reset(counts_[i], pool_->threads());
     }
-    Barrier& barrier = pool_->barrier();
     pool_->run([&](int thread) {
         for (size_t i = first_phase; i < phases_.size(); ++i) {
             if (counts_[i] == 0) continue;
             int begin, end;
-            while (claims_[i]->next(begin, end)) phases_[i]->run(state_, begin, end, scratch_[thread]);
-            barrier.wait();
+            while (claims_[i]->next(begin, end)) {
+                phases_[i]->run(state_, begin, end, scratch_[thread]);
+                claims_[i]->done(end - begin);
+            }
+            claims_[i]->wait();
         }
     });
     state_.batch = {};
