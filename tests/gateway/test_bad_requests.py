@@ -64,6 +64,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None, str]] = [
     ({"min_tokens": 4092}, 400, None, "min_tokens", "at most max_tokens (4091)"),
     ({"stop": ""}, 400, None, "stop", "non-empty"),
     ({"stop": ["x"] * 17}, 400, None, "stop", "at most 16"),
+    ({"stop": ["x" * 2048] * 3}, 400, None, "stop", "at most 4096 characters"),
     ({"stop": [1]}, 400, "invalid_type", "stop[0]", "got int"),
     ({"stop_token_ids": [257]}, 400, None, "stop_token_ids", "[0, 257)"),
     ({"logit_bias": {"257": 1}}, 400, None, "logit_bias", "[0, 257)"),
@@ -108,6 +109,27 @@ def test_a_bad_chat_request_is_refused_by_name(
     assert words in got[3]
 
 
+def nested(depth: int) -> list[Any]:
+    """A list `depth` lists deep."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [300, 600, 900])
+def test_deep_tools_are_the_requests_error(http: httpx.Client, depth: int) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": nested(depth)}}}]
+    response = http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "tool_choice": "none"})
+    if response.status_code != 200:
+        assert refused(response)[0] == 400
+
+
+def test_a_refusal_is_short_however_long_the_value(http: httpx.Client) -> None:
+    for field in ({"stop": ["x"] * 100_000}, {"stop_token_ids": [257] * 100_000}, {"logit_bias": {str(i): 200 for i in range(200)}}):
+        assert len(http.post("/v1/chat/completions", json=CHAT | field).content) < 1000
+
+
 TEXT_CASES: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"prompt": []}, None, "prompt", "empty list"),
     ({"prompt": ""}, None, "prompt", "no tokens"),
@@ -118,6 +140,7 @@ TEXT_CASES: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"prompt": [1, "a"]}, None, "prompt", "mixes kinds"),
     ({"prompt": [1, True]}, "invalid_type", "prompt[1]", "got bool"),
     ({"prompt": ["a"] * 2049}, None, "prompt", "2049"),
+    ({"prompt": ["a"] * 17, "n": 128}, None, "n", "17 prompts with n 128 are 2176 choices, but 2048 are the limit"),
     ({"prompt": [10**30]}, None, "prompt", "token id 1000000"),
     ({"prompt": "a" * 4096}, "context_length_exceeded", "prompt", "prompt has 4096 tokens, model context is 4096"),
     ({"logprobs": 21}, None, "logprobs", "between 0 and 20"),

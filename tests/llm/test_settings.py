@@ -111,12 +111,12 @@ def resident():
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 def use(model):
-    with LLM(model, max_model_len=512) as llm:
+    with LLM(model, max_model_len=512, threads=2) as llm:
         llm.generate([[5] * 400], SamplingParams(max_tokens=4))
         return resident(), len(os.listdir("/proc/self/task"))
 
 async def use_async(model):
-    async with AsyncLLM(model, max_model_len=512) as llm:
+    async with AsyncLLM(model, max_model_len=512, threads=2) as llm:
         async for _ in llm.generate([5] * 400, SamplingParams(max_tokens=4)):
             pass
         return resident(), len(os.listdir("/proc/self/task"))

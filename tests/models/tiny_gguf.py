@@ -19,8 +19,8 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 class TinyModel:
     """A model with random weights, under which every token matters. `kind` is the GGUF type of its matrices.
 
-    metadata and tensors hold what `write` writes; change them to damage the file (metadata None is left out). Keys of
-    the architecture are given without its prefix.
+    metadata, other_metadata and tensors hold what `write` writes; change them to damage the file (metadata None is left
+    out). Keys of `metadata` are given without the architecture's prefix, which those of `other_metadata` do not have.
     """
 
     architecture: str = "llama"
@@ -36,6 +36,7 @@ class TinyModel:
     kind: str = "F32"
     seed: int = 1
     metadata: dict[str, Any] = field(default_factory=dict)
+    other_metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Array] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +65,8 @@ class TinyModel:
         writer = gguf.GGUFWriter(path, self.architecture)
         for key, value in self.metadata.items():
             _put(writer, f"{self.architecture}.{key}", value)
+        for key, value in self.other_metadata.items():
+            _put(writer, key, value)
         for name, tensor in self.tensors.items():
             kind = gguf.GGMLQuantizationType[self.kind if tensor.ndim == 2 else "F32"]
             if tensor.dtype == np.uint8:  # already quantised

@@ -192,6 +192,8 @@ def test_numbers_may_come_as_arrays(sentencepiece: Metadata) -> None:
         ({"add_bos_token": True, "bos_token_id": None}, "add_bos_token asks for a token"),
         ({"add_eos_token": True, "eos_token_id": None}, "add_eos_token asks for a token"),
         ({"pre": 5}, "pre is 5"),
+        ({"pre": ["qwen2"]}, r"pre is \['qwen2'\]"),
+        ({"pre": np.array([1])}, r"pre is array"),
     ],
 )
 def test_damaged_metadata_is_an_error_that_names_the_key(byte_level: Metadata, changes: dict[str, Any], message: str) -> None:

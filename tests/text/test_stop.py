@@ -89,6 +89,13 @@ def test_a_stopped_stream_takes_no_more() -> None:
         stop.feed("b")
 
 
+def test_choices_with_the_same_stop_strings_share_what_is_made_of_them() -> None:
+    start = time.process_time()
+    streams = [StopStrings(["x" * 100_000]) for _ in range(1000)]
+    assert time.process_time() - start < 5
+    assert [streams[0].feed("x"), streams[1].feed("y")] == [("", False), ("y", False)]
+
+
 def test_time_does_not_grow_with_the_length_of_stop_strings() -> None:
     start = time.process_time()
     stop = StopStrings(["a" * 50_000 + "b", "a" * 49_999 + "c"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,3 +149,13 @@ def test_a_megabyte_takes_seconds_at_most(smollm2: Tokenizer, text: str) -> None
     ids = smollm2.encode(text, add_special=False)
     assert smollm2.decode(ids, skip_special=False) == text
     assert time.process_time() - start < 10
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
+    encoding = threading.Thread(target=smollm2.encode, args=("hello " * 400_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        encoding.join(0.005)
+        turns += 1
+    assert turns > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import reprlib
 import secrets
 
 import msgspec
@@ -19,6 +20,8 @@ CUT = 512
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+"""In all stop strings together: each costs memory for every choice."""
 
 
 class Priority(enum.IntEnum):
@@ -73,8 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
         def need(ok: bool, param: str, wanted: str) -> None:
             if not ok:
-                value = getattr(self, param)
-                raise InvalidRequest(f"{param} is {value!r}, but must be {wanted}", param=param)
+                value = reprlib.repr(getattr(self, param))
+                raise InvalidRequest(f"{param} is {value}, but must be {wanted}", param=param)
 
         finite = math.isfinite
         need(1 <= self.n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}")
@@ -90,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(self.min_tokens >= 0, "min_tokens", "at least 0")
         need(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", f"at most max_tokens ({self.max_tokens})")
         need(len(self.stop) <= MAX_STOP_STRINGS and all(self.stop), "stop", f"at most {MAX_STOP_STRINGS} non-empty strings")
+        need(sum(map(len, self.stop)) <= MAX_STOP_CHARACTERS, "stop", f"at most {MAX_STOP_CHARACTERS} characters in all")
         need(self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}")
         need(self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS, "prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
         biases = self.logit_bias.values()

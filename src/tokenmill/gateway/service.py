@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokenmill.cluster.supervisor import State, Supervisor
-from tokenmill.core.errors import AuthenticationError, EngineDied, ModelNotFound, Unavailable
+from tokenmill.core.errors import AuthenticationError, EngineDied, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import SamplingParams
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 2048
 """Requests that are worked on or wait, over all clients; more are refused, as each holds memory."""
+
+MAX_TOTAL_CHOICES = 2048
+"""Prompts of one request times `n`: all of them wait and answer together, so each more keeps all others waiting."""
 
 STATS_WITHIN = 1.0
 """Seconds that a scrape waits for the engine; past them it shows the counters last heard."""
@@ -133,6 +136,12 @@ class Service:
     ) -> Completion:
         """A completion of `prompts`, with the seed and max_tokens of each resolved. Raises `InvalidRequest`."""
         check_stream_options(request)
+        if len(prompts) * params.n > MAX_TOTAL_CHOICES:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} choices, but {MAX_TOTAL_CHOICES} are the limit: "
+                "split the request",
+                param="n",
+            )
         rooms = [room_after(len(prompt), self.max_model_len, params.max_tokens, prompt_param) for prompt in prompts]
         return Completion(
             self.prompts.tokenizer,

@@ -121,8 +121,11 @@ def encode_chat(
 
     Raises as `ChatTemplate.render` and `Tokenizer.encode` do.
     """
-    shielded = map_texts(normalise(messages), tokenizer.shield)
-    tools = map_texts(tools, tokenizer.shield)
+    try:
+        shielded = map_texts(normalise(messages), tokenizer.shield)
+        tools = map_texts(tools, tokenizer.shield)
+    except RecursionError:
+        raise InvalidRequest("the messages or tools nest too deeply: send flatter ones", param="messages") from None
     return tokenizer.encode_shielded(template.render(shielded, tools, add_generation_prompt, **variables))
 
 

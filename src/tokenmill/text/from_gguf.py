@@ -140,7 +140,7 @@ class _Reader:
 
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self._metadata.get(_KEY + "pre", "default")
-        if name not in PRE_TOKENIZERS:
+        if not isinstance(name, str) or name not in PRE_TOKENIZERS:
             raise ModelFileError(f"{_KEY}pre is {name!r}: known pre-tokenizers are {', '.join(PRE_TOKENIZERS)}")
         return PRE_TOKENIZERS[name]
 

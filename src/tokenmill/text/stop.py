@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -15,7 +16,7 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
         """`include` keeps the stop string itself in the text. Strings must not be empty."""
-        self._automaton = _Automaton(strings)
+        self._automaton = _automaton(tuple(strings))
         self._include = include
         self._state = 0
         self._held = ""
@@ -86,3 +87,9 @@ class _Automaton:
                 self._shorter[after] = self.step(self._shorter[state], char)
                 self.match[after] = self.match[after] or self.match[self._shorter[after]]
                 todo.append(after)
+
+
+@lru_cache(maxsize=64)
+def _automaton(strings: tuple[str, ...]) -> _Automaton:
+    """One for all choices of a request: it takes time and memory to make, and never changes."""
+    return _Automaton(strings)

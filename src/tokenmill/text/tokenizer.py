@@ -131,7 +131,9 @@ class Tokenizer:
             elif segment:
                 if self._space_first and index == 0 and not segment.startswith((" ", SPACE)):
                     segment = " " + segment
-                ids += self._library.encode(segment, add_special_tokens=False).ids
+                # A batch of one: only batches let other threads run meanwhile.
+                [encoded] = self._library.encode_batch_fast([segment], add_special_tokens=False)
+                ids += encoded.ids
         return ids
 
     def _check(self, text: str) -> None:
