@@ -217,7 +217,7 @@ def test_a_body_of_40_mb_is_refused_and_the_connection_stays_good(http: httpx.Cl
     content = chunks() if chunked else b"x" * (40 * 2**20)
     got = refused(http.post("/v1/chat/completions", content=content, headers=JSON))
     assert got[:2] == (413, "body_too_large")
-    assert "33554432 bytes" in got[3]
+    assert "8388608 bytes" in got[3]
     assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
@@ -282,3 +282,11 @@ def test_every_error_of_the_tree_is_mapped_and_documented(kind: type[errors.Toke
     documented = msgspec.json.decode(openapi.openapi_json())["components"]["responses"]
     assert str(response.status_code) in documented
     assert kind.status != 422
+
+
+def test_a_conversation_of_too_many_messages_is_refused(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "x"}] * 4097
+    got = refused(http.post("/v1/chat/completions", json={"model": "parrot", "messages": messages}))
+    assert got[0] == 400
+    assert "4096" in got[3]
+    assert got[2] == "messages"

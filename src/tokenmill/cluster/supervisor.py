@@ -34,7 +34,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     first_delay: float = 0.25
     longest_delay: float = 30.0
-    healthy_after: float = 60.0
+    healthy_after: float = 10.0
     """A process that lived this long makes the next delay `first_delay` again."""
     load_attempts: int = 5
     """Failed loads in a row after which a restart is given up. The first load of all has a single attempt."""

@@ -89,6 +89,14 @@ class MethodNotAllowed(TokenmillError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(TokenmillError):
+    """The request did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class BodyTooLarge(TokenmillError):
     """The request body is larger than the server accepts."""
 

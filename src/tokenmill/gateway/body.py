@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from tokenmill.core.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
 from tokenmill.gateway.errors import ClientGone, decode_body
 
-MAX_BODY = 32 * 2**20
-"""Bytes."""
+MAX_BODY = 8 * 2**20
+"""Bytes. A context of a million tokens fits; what is larger would be decoded in one call that holds up every other request."""
+
+BODY_WITHIN = 30.0
+"""Seconds for a body to arrive, so that clients which never finish theirs do not fill the server."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -26,12 +30,15 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     _check_headers(request)
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                raise _too_large("more than that")
+        async with asyncio.timeout(BODY_WITHIN):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise _too_large("more than that")
     except ClientDisconnect:
         raise ClientGone from None
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {BODY_WITHIN:g} s ({len(body)} bytes did): send it again") from None
     return decode_body(body, decoder)
 
 

@@ -22,6 +22,7 @@ RESPONSES: dict[int, str] = {
     401: "The API key is missing or wrong.",
     404: "No such route or model.",
     405: "The route has no such method.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON by its content type.",
     500: "A fault of the server.",

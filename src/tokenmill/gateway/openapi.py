@@ -74,7 +74,7 @@ def _post(path: str) -> dict[str, Any]:
     return {
         "summary": about,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(takes)}}},
-        "responses": {"200": {"description": "The answer.", "content": content}} | _errors(400, 401, 404, 413, 415, 500, 503),
+        "responses": {"200": {"description": "The answer.", "content": content}} | _errors(400, 401, 404, 408, 413, 415, 500, 503),
     }
 
 

@@ -76,10 +76,13 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: NeutralOnly = None
 
 
+Messages = Annotated[list[Message], Meta(max_length=4096)]
+
+
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`"""
 
-    messages: list[Message]
+    messages: Messages
     max_completion_tokens: Annotated[int | None, Meta(description="OpenAI's newer name of max_tokens.")] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Meta(description="0 to 20; needs logprobs.")] = None
@@ -125,7 +128,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: Annotated[bool | None, Meta(description="Default true. A chat template adds its own.")] = None
 
 
