@@ -14,6 +14,7 @@ import uvicorn
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.messages import EngineInfo
 from tokenmill.gateway.app import build_app
+from tokenmill.gateway.protocol import JSONProtocol
 from tokenmill.gateway.service import Service
 
 KEEP_ALIVE = 75
@@ -73,6 +74,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
 
     config = uvicorn.Config(
         build_app(service),
+        http=JSONProtocol,
         log_config=None,
         access_log=False,
         server_header=False,
