@@ -1,11 +1,13 @@
-"""Run the comparison on another build of the native library, in a process of its own: `mutant.py LIBRARY MODEL SEED`.
+"""Run the comparison on another build of the native library, in a process of its own: `mutant.py LIBRARY MODEL SEED…`.
 
-Prints the differences found and exits with 1 if there are any, with 0 if there are none.
+Serves the traffic of each seed in turn. Prints the first differences found and exits with 1, or with 0 if there are none: some faults
+show only where a position that was decoded is computed again in a prompt, which not every traffic does.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,7 +22,7 @@ def load(library: Path) -> None:
     sys.modules["tokenmill._native"] = module
 
 
-def main(library: str, model: str, seed: str) -> int:
+def main(library: str, model: str, *seeds: str) -> int:
     load(Path(library))
     from comparison import Setting, Trial
     from request_pool import RequestPool
@@ -28,11 +30,12 @@ def main(library: str, model: str, seed: str) -> int:
     from tokenmill import _native
 
     assert _native.__file__ == library
-    pool = RequestPool(Path(model), int(seed), n_short=12, n_talkative=4, n_long=6)
-    for setting in (Setting(chunk_size=2048, threads=1), Setting(max_batch_size=6, chunk_size=333, frames=160, threads=1)):
+    settings = (Setting(chunk_size=2048, threads=1), Setting(max_batch_size=6, chunk_size=333, frames=160, threads=1))
+    for seed, setting in itertools.product(seeds, settings):
+        pool = RequestPool(Path(model), int(seed), n_short=12, n_talkative=4, n_long=6)
         trial = Trial(pool.alone, setting)
         found = trial.differences([*pool.short, *pool.talkative], arrivals=10) + trial.differences(pool.long, arrivals=6)
-        print(f"{setting}: {len(found)} of {trial.cases} cases differ", *(text[:400] for text in found[:2]), sep="\n")
+        print(f"seed {seed}, {setting}: {len(found)} of {trial.cases} cases differ", *(text[:400] for text in found[:2]), sep="\n")
         if found:
             return 1
     return 0

@@ -130,7 +130,7 @@ def test_a_fault_of_the_native_code_is_found(builder: Builder, name: str) -> Non
 
 
 def search(library: Path, model: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(Path(__file__).with_name("mutant.py")), str(library), str(resolve(model)), "5"]
+    command = [sys.executable, str(Path(__file__).with_name("mutant.py")), str(library), str(resolve(model)), "5", "6", "7"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
