@@ -18,15 +18,16 @@ void bind_tape(nb::module_& m) {
         .def("add_buffer", &Tape::add_buffer, nb::arg("width"), nb::arg("output_rows"))
         .def("add_rope", [](Tape& t, const Array1<double>& inverse) { return t.add_rope(vector_of(inverse)); })
         .def("embed", &Tape::embed, nb::arg("weight"), nb::arg("out"), nb::arg("scale"))
-        .def("linear", [](Tape& t, int x, std::vector<std::shared_ptr<mill::Weight>> weights, int out, const std::string& prologue,
-                          const Array1<float>& norm, float eps, const Array1<float>& bias, bool accumulate) {
-            Tape::Prologue p;
-            if (prologue == "rms_norm") p = {Tape::Prologue::Norm, vector_of(norm), eps, {}};
-            else if (prologue == "silu") p = {Tape::Prologue::Gate, {}, 0, mill::Activation::Silu};
-            else if (prologue == "gelu_tanh") p = {Tape::Prologue::Gate, {}, 0, mill::Activation::GeluTanh};
-            else if (!prologue.empty()) throw std::invalid_argument("[tape] unknown prologue " + prologue);
-            t.linear(x, std::move(weights), out, std::move(p), vector_of(bias), accumulate);
-        }, nb::arg("x"), nb::arg("weights"), nb::arg("out"), nb::arg("prologue"), nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("accumulate"))
+        .def("linear", [](Tape& t, int x, std::vector<std::shared_ptr<mill::Weight>> weights, int out, const Array1<float>& norm, float eps,
+                          const Array1<float>& bias, const std::string& result) {
+            auto kind = mill::Out::Store;
+            auto activation = mill::Activation::Silu;
+            if (result == "add") kind = mill::Out::Add;
+            else if (result == "silu" || result == "gelu_tanh") kind = mill::Out::Gate;
+            else if (result != "store") throw std::invalid_argument("[tape] unknown result " + result);
+            if (result == "gelu_tanh") activation = mill::Activation::GeluTanh;
+            t.linear(x, std::move(weights), out, {vector_of(norm), eps}, vector_of(bias), kind, activation);
+        }, nb::arg("x"), nb::arg("weights"), nb::arg("out"), nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("result"))
         .def("rotate_store", [](Tape& t, int qkv, int layer, int rope, float scale, bool interleaved, const Array1<float>& q_norm, const Array1<float>& k_norm, float eps) {
             t.rotate_store(qkv, layer, rope, scale, interleaved, vector_of(q_norm), vector_of(k_norm), eps);
         }, nb::arg("qkv"), nb::arg("layer"), nb::arg("rope"), nb::arg("scale"), nb::arg("interleaved"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("eps"))

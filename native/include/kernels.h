@@ -6,26 +6,53 @@
 
 namespace mill {
 
-// Rows of activations, quantised per block of 32 (docs/numerics.md). neg sums are minus the sums of q over 16 and 32 elements.
-// Wide blocks have a second term; they are listed in order, and only as many entries as the row has wide blocks are meaningful.
-struct QuantRows {
-    int cols;
-    int8_t* q;             // [rows][cols]
-    float *d, *s;          // [rows][cols / 32]
-    int32_t *neg16, *neg32;      // [rows][cols / 16], [rows][cols / 32]
-    int32_t* wide;         // [rows]: number of wide blocks
-    uint16_t* wide_block;  // [rows][cols / 32]: which
-    int8_t* wide_q;        // [rows][cols]
-    float* wide_d;         // [rows][cols / 32]
-    int32_t *wide_neg16, *wide_neg32;
-};
+// An element above this many times its row's root mean square is an outlier (docs/numerics.md).
+constexpr float kOutlier = 3.0f;
 
-// Where a linear op's results go: out[row * stride + n] for output n.
+// A tile of up to kTile rows of activations, quantised per block of 32 and interleaved, so that a kernel reads it as one stream.
+// A record is a block of all n rows: q s8[n][32], d f32[n], s f32[n], and minus the sums of q over the block and over its first half, s32[n] each.
+// Outliers are kept apart: slot i holds the i-th of every row, rows with fewer being filled up with x = 0 at column 0.
+constexpr int kTile = 8;
+struct QuantTile {
+    int n, cols, slots;
+    uint8_t* records;      // [cols / 32][n * kRecordBytes]
+    uint64_t* used;        // bit k: some row has an outlier at k
+    uint32_t* at;          // [slots][n]: k + 1
+    float* x;              // [slots][n]
+};
+constexpr int kRecordBytes = 32 + 4 + 4 + 4 + 4;
+
+// All rows of a linear op's input, in tiles.
+struct QuantRows {
+    int rows, cols;
+    uint8_t* records;
+    uint64_t* used;
+    uint32_t* at;
+    float* x;
+    int* slots;            // [tiles]
+
+    // More outliers than this would by themselves exceed the row's sum of squares.
+    [[gnu::always_inline]] static constexpr int max_slots(int cols) { return cols / 8 + 1; }
+    [[gnu::always_inline]] static constexpr int words(int cols) { return (cols + 63) / 64; }
+    [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
+    [[gnu::always_inline]] QuantTile tile(int t) const {
+        const size_t row = size_t(t) * kTile, slot = row * max_slots(cols);
+        return {rows - int(row) < kTile ? rows - int(row) : kTile, cols, slots[t], records + row * (cols / 32) * kRecordBytes,
+                used + size_t(t) * words(cols), at + slot, x + slot};
+    }
+};
+static_assert(kOutlier * kOutlier > 8);
+
+enum class Activation : int { Silu, GeluTanh };
+
+// What becomes of a linear op's result y: out[row * stride + n] for output n.
 struct Out {
+    enum Kind { Store, Add, Gate };   // y, old + y, activation(old) * y
     float* out;
     size_t stride;
-    const float* bias;   // per output, or null
-    bool accumulate;
+    const float* bias;                // per output, or null
+    Kind kind;
+    Activation activation;
 };
 
 struct VisibleRow {
@@ -45,8 +72,6 @@ struct AttendScratch {
     alignas(64) uint16_t p[kMaxAttendRows][kCut];
 };
 
-enum class Activation : int { Silu, GeluTanh };
-
 struct RotateArgs {
     const float* qkv;            // one row [q | k | v]
     const float *cos, *sin;      // [head_dim / 2]
@@ -63,13 +88,13 @@ struct Kernels {
     const char* name;
     int attend_rows;             // rows that attend_cut likes to take at once, at most kMaxAttendRows
 
-    void (*quantize)(const float* x, int row, const QuantRows& to);
+    // Row r of a tile. Its outliers go to slots 0… of the row; returns how many there are.
+    int (*quantize)(const float* x, int r, const QuantTile& to);
     void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
     void (*add)(float* x, const float* y, int n);
-    void (*gated)(Activation kind, const float* gate, const float* up, int n, float* y);
-    // Panels [panel, panel + count), count <= 2, of a quantised weight for rows [row, row + rows). scratch: scratch_bytes(cols).
-    void (*linear_quant)(const Weight& w, int panel, int count, const QuantRows& x, int row, int rows, const Out& out, uint8_t* scratch);
-    void (*linear_dense)(const Weight& w, int panel, int count, const float* x, size_t x_stride, int row, int rows, const Out& out);
+    // One panel of a weight for all rows of x. columns: column_floats(cols) of scratch, of which the first 16 stay 0.
+    void (*linear_quant)(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns);
+    void (*linear_dense)(const Weight& w, int panel, const float* x, size_t x_stride, int rows, const Out& out);
     void (*rotate_store)(const RotateArgs& a);
     // One cut for `rows` rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.
     void (*attend_cut)(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int head_dim, AttendScratch& scratch, CutResult& out);
@@ -82,7 +107,7 @@ struct Kernels {
     void (*exp2_scaled)(const float* x, int n, float scale, float offset, float* y);   // exp2(x * scale + offset)
 };
 
-inline size_t scratch_bytes(int cols) { return 2 * (size_t(cols) * 16 + size_t(cols / 16) * 64 * 2); }
+inline size_t column_floats(int cols) { return (size_t(cols) + 1) * kLanes; }
 
 const Kernels& portable_kernels();
 #if defined(__x86_64__)

@@ -44,7 +44,7 @@ struct StepState {
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
-    Memory unpacked, o, total;
+    Memory columns, row, o, total;   // columns: kernels.h; row: the widest linear op's input
 };
 
 // Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
@@ -72,15 +72,11 @@ public:
     int add_buffer(int width, bool output_rows);
     int add_rope(std::vector<double> inverse_frequencies);
 
-    struct Prologue {
-        enum Kind { None, Norm, Gate } kind = None;
-        std::vector<float> weight;
-        float eps = 0;
-        Activation activation = Activation::Silu;
-    };
+    struct Norm { std::vector<float> weight; float eps = 0; };   // no weight: no norm
 
     void embed(std::shared_ptr<Weight> w, int out, float scale);
-    void linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Prologue prologue, std::vector<float> bias, bool accumulate);
+    // The weights' outputs side by side; with Out::Gate two weights, the first of which gives what is activated.
+    void linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Norm norm, std::vector<float> bias, Out::Kind kind, Activation activation);
     void rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps);
     void attention(int layer, int out, int window);
     void add_norm(int x, int y, std::vector<float> weight, float eps);
@@ -122,8 +118,9 @@ private:
     size_t select_phase_ = 0;
 
     Memory kv_, q_;
-    // Input of the linear op under way: what its prologue gives, and that quantised. Shared, since ops run one after another.
-    Memory dense_, quant_memory_[11];
+    // Input of the linear op under way: normed, for dense weights, and quantised. Shared, since ops run one after another.
+    Memory dense_, records_, used_, outlier_at_, outlier_x_;
+    std::vector<int> slots_;
     QuantRows quant_{};
     Memory partial_m_, partial_o_;
     Partials partials_{};

@@ -17,7 +17,7 @@ constexpr float kLog2e = 1.44269504088896340736f;
 #include "generic/vocabulary.inl"
 
 constexpr Kernels kTable = {
-    MILL_VARIANT, kAttendRows, quantize, rms_norm, add, gated, linear_quant, linear_dense, rotate_store, attend_cut, merge_cut, finish,
+    MILL_VARIANT, kAttendRows, quantize, rms_norm, add, linear_quant, linear_dense, rotate_store, attend_cut, merge_cut, finish,
     row_max, sum_exp, exp2_scaled,
 };
 

@@ -9,11 +9,6 @@
 namespace mill {
 namespace {
 
-// One file block of a row: unsigned values, and where its scale bytes go.
-struct Row {
-    uint8_t q[256];
-};
-
 inline uint32_t load_u32(const uint8_t* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
 
 void unpack_nibbles_32(const uint8_t* qs, uint8_t* q) {
@@ -66,10 +61,11 @@ void unpack_values(Form form, const uint8_t* b, uint8_t* q) {
     }
 }
 
-void place_scales(Form form, const uint8_t* b, uint8_t* area, int lane) {
+// `at`: which of its unit's blocks the file block begins with.
+void place_scales(Form form, const uint8_t* b, uint8_t* area, int at, int lane) {
     auto put16 = [&](int offset, const uint8_t* from) { std::memcpy(area + offset + 2 * lane, from, 2); };
     switch (form) {
-        case Form::Q4: case Form::Q5: case Form::Q8: put16(0, b); return;
+        case Form::Q4: case Form::Q5: case Form::Q8: put16(32 * at, b); return;
         case Form::Q4M: case Form::Q5M: put16(0, b); put16(32, b + 2); return;
         case Form::Q4K: case Form::Q5K:
             put16(0, b);
@@ -140,39 +136,30 @@ Weight pack_weight(Form form, int rows, int cols, const uint8_t* data, size_t by
     Weight w{form, rows, cols, {}};
     w.memory = Memory(w.panel_bytes() * w.panels());
     pool.parallel(w.panels(), [&](int begin, int end) {
-        Row row;
-        for (int p = begin; p < end; ++p) {
-            uint8_t* scales = w.memory.data() + p * w.panel_bytes();
-            uint8_t* quants = scales + w.scale_bytes();
+        uint8_t values[256];
+        for (int p = begin; p < end; ++p)
             for (int lane = 0; lane < kLanes && p * kLanes + lane < rows; ++lane) {
                 const uint8_t* from = data + size_t(p * kLanes + lane) * row_bytes;
                 if (t.dense()) {
-                    for (int k = 0; k < cols; ++k) std::memcpy(quants + size_t(k) * t.quant_bytes + t.file_bytes * lane, from + size_t(k) * t.file_bytes, t.file_bytes);
+                    for (int k = 0; k < cols; ++k) std::memcpy(w.panel(p) + (size_t(k) * kLanes + lane) * t.file_bytes, from + size_t(k) * t.file_bytes, t.file_bytes);
                     continue;
                 }
-                const int vectors = t.quant_bytes / (t.group / 32) / 64;
-                for (int g = 0; g < w.groups(); ++g) {
-                    const uint8_t* block = from + size_t(g) * t.file_bytes;
-                    place_scales(form, block, scales + size_t(g) * t.scale_bytes, lane);
-                    unpack_values(form, block, row.q);
-                    for (int b = 0; b < t.group / 32; ++b)
-                        place_values(form, row.q + 32 * b, quants + size_t(g) * t.quant_bytes + size_t(b) * vectors * 64, lane);
+                for (int block = 0; block < cols / 32; block += t.group / 32, from += t.file_bytes) {
+                    place_scales(form, from, w.scales(p, block), block % t.unit, lane);
+                    unpack_values(form, from, values);
+                    for (int b = 0; b < t.group / 32; ++b) place_values(form, values + 32 * b, w.planes(p, block + b), lane);
                 }
             }
-        }
     });
     return w;
 }
 
 void dequantize_row(const Weight& w, int row, float* out) {
     const FormTraits& t = traits(w.form);
-    const int lane = row % kLanes;
-    const uint8_t* scales = w.panel(row / kLanes);
-    const uint8_t* quants = scales + w.scale_bytes();
-    auto half = [&](const uint8_t* area, int offset) { uint16_t h; std::memcpy(&h, area + offset + 2 * lane, 2); return f16_to_f32(h); };
+    const int panel = row / kLanes, lane = row % kLanes;
     if (t.dense()) {
         for (int k = 0; k < w.cols; ++k) {
-            const uint8_t* p = quants + size_t(k) * t.quant_bytes + t.file_bytes * lane;
+            const uint8_t* p = w.panel(panel) + (size_t(k) * kLanes + lane) * t.file_bytes;
             uint16_t h;
             if (w.form == Form::F32) std::memcpy(out + k, p, 4);
             else std::memcpy(&h, p, 2), out[k] = w.form == Form::F16 ? f16_to_f32(h) : bf16_to_f32(h);
@@ -180,25 +167,24 @@ void dequantize_row(const Weight& w, int row, float* out) {
         return;
     }
     const int zero = zero_of(w.form);
-    const int vectors = t.quant_bytes / (t.group / 32) / 64;
-    for (int g = 0; g < w.groups(); ++g) {
-        const uint8_t* area = scales + size_t(g) * t.scale_bytes;
-        for (int b = 0; b < t.group / 32; ++b) {
-            const uint8_t* planes = quants + size_t(g) * t.quant_bytes + size_t(b) * vectors * 64;
-            for (int k = 0; k < 32; ++k) {
-                float d = half(area, 0), m = 0;
-                if (w.form == Form::Q4M || w.form == Form::Q5M) m = half(area, 32);
-                if (w.form == Form::Q4K || w.form == Form::Q5K) {
-                    auto packed = [&](int i) { return int(area[64 + 16 * i + lane]); };
-                    const int sc = b < 4 ? packed(b) & 63 : (packed(b + 4) & 15) | ((packed(b - 4) >> 6) << 4);
-                    const int mn = b < 4 ? packed(b + 4) & 63 : (packed(b + 4) >> 4) | ((packed(b) >> 6) << 4);
-                    m = -(half(area, 32) * float(mn));
-                    d *= float(sc);
-                }
-                if (w.form == Form::Q6K) d *= float(int8_t(area[32 + 16 * (2 * b + k / 16) + lane]));
-                // The product is exact, so fused and unfused agree.
-                out[size_t(g) * t.group + 32 * b + k] = d * float(int(value_at(w.form, planes, lane, k)) - zero) + m;
+    for (int block = 0; block < w.cols / 32; ++block) {
+        const uint8_t* area = w.scales(panel, block);
+        const uint8_t* planes = w.planes(panel, block);
+        const int b = block % t.unit;
+        auto half = [&](int offset) { uint16_t h; std::memcpy(&h, area + offset + 2 * lane, 2); return f16_to_f32(h); };
+        for (int k = 0; k < 32; ++k) {
+            float d = half(t.unit == 2 ? 32 * b : 0), m = 0;
+            if (w.form == Form::Q4M || w.form == Form::Q5M) m = half(32);
+            if (w.form == Form::Q4K || w.form == Form::Q5K) {
+                auto packed = [&](int i) { return int(area[64 + 16 * i + lane]); };
+                const int sc = b < 4 ? packed(b) & 63 : (packed(b + 4) & 15) | ((packed(b - 4) >> 6) << 4);
+                const int mn = b < 4 ? packed(b + 4) & 63 : (packed(b + 4) >> 4) | ((packed(b) >> 6) << 4);
+                m = -(half(32) * float(mn));
+                d *= float(sc);
             }
+            if (w.form == Form::Q6K) d *= float(int8_t(area[32 + 16 * (2 * b + k / 16) + lane]));
+            // The product is exact, so fused and unfused agree.
+            out[32 * block + k] = d * float(int(value_at(w.form, planes, lane, k)) - zero) + m;
         }
     }
 }

@@ -38,27 +38,47 @@ struct AnglePhase final : Phase {
     }
 };
 
-// The prologue of a linear op, and the quantisation of its result.
+// The norm before a linear op, and the quantisation of its input. An item is a tile of rows.
 struct InputPhase final : Phase {
     const Kernels& k;
     const float* x;
-    int width, cols;
+    int cols;
     bool output_rows, quantize;
-    Tape::Prologue prologue;
-    float* dense;              // [rows][cols]; the prologue's result
-    const QuantRows* quant;
-    InputPhase(const Kernels& k, const float* x, int width, int cols, bool output_rows, bool quantize, Tape::Prologue p, float* dense, const QuantRows* quant)
-        : k(k), x(x), width(width), cols(cols), output_rows(output_rows), quantize(quantize), prologue(std::move(p)), dense(dense), quant(quant) {}
-    int items(const StepState& s) const override { return output_rows ? s.outputs : s.rows; }
-    void run(const StepState&, int begin, int end, ThreadScratch&) override {
-        QuantRows to = *quant;
-        to.cols = cols;
-        for (int row = begin; row < end; ++row) {
-            const float* from = x + size_t(row) * width;
-            float* y = dense + size_t(row) * cols;
-            if (prologue.kind == Tape::Prologue::Norm) k.rms_norm(from, prologue.weight.data(), prologue.eps, cols, y);
-            else if (prologue.kind == Tape::Prologue::Gate) k.gated(prologue.activation, from, from + cols, cols, y);
-            if (quantize) k.quantize(prologue.kind == Tape::Prologue::None ? from : y, row, to);
+    std::vector<float> norm;   // empty: none
+    float eps;
+    float* dense;              // [rows][cols]; what the norm gives, where a dense weight reads it
+    QuantRows* quant;
+    InputPhase(const Kernels& k, const float* x, int cols, bool output_rows, bool quantize, std::vector<float> norm, float eps, float* dense, QuantRows* quant)
+        : k(k), x(x), cols(cols), output_rows(output_rows), quantize(quantize), norm(std::move(norm)), eps(eps), dense(dense), quant(quant) {}
+    int items(const StepState& s) const override {
+        const int rows = output_rows ? s.outputs : s.rows;
+        return (rows + kTile - 1) / kTile;
+    }
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
+        QuantRows rows = *quant;
+        rows.rows = output_rows ? s.outputs : s.rows;
+        rows.cols = cols;
+        for (int item = begin; item < end; ++item) {
+            QuantTile tile = rows.tile(item);
+            if (quantize) std::fill_n(tile.used, QuantRows::words(cols), 0);
+            int outliers[kTile] = {};
+            for (int r = 0; r < tile.n; ++r) {
+                const size_t row = size_t(item) * kTile + r;
+                const float* y = x + row * cols;
+                if (!norm.empty()) {
+                    float* to = dense ? dense + row * cols : scratch.row.as<float>();
+                    k.rms_norm(y, norm.data(), eps, cols, to);
+                    y = to;
+                }
+                if (quantize) outliers[r] = k.quantize(y, r, tile);
+            }
+            const int slots = *std::max_element(outliers, outliers + kTile);
+            for (int r = 0; r < tile.n; ++r)
+                for (int i = outliers[r]; i < slots; ++i) {
+                    tile.at[i * tile.n + r] = 0;
+                    tile.x[i * tile.n + r] = 0.0f;
+                }
+            quant->slots[item] = slots;
         }
     }
 };
@@ -68,42 +88,48 @@ struct LinearPhase final : Phase {
     std::vector<std::shared_ptr<Weight>> weights;
     std::vector<int> first_item, first_output;
     const float* x;            // dense input
-    size_t x_stride;
     const QuantRows* quant;
     std::vector<float> bias;
     Out out;
     bool output_rows;
     int total = 0;
-    LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, const float* x, size_t x_stride, const QuantRows* quant, std::vector<float> b, Out out, bool output_rows)
-        : k(k), weights(std::move(ws)), x(x), x_stride(x_stride), quant(quant), bias(std::move(b)), out(out), output_rows(output_rows) {
+    LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, const float* x, const QuantRows* quant, std::vector<float> b, Out out, bool output_rows)
+        : k(k), weights(std::move(ws)), x(x), quant(quant), bias(std::move(b)), out(out), output_rows(output_rows) {
         int outputs = 0;
         for (const auto& w : weights) {
             first_item.push_back(total);
             first_output.push_back(outputs);
-            total += (w->panels() + 1) / 2;
+            total += w->panels();
             outputs += w->rows;
         }
+        if (out.kind == Out::Gate) total = weights[0]->panels();
     }
     int items(const StepState& s) const override { return (output_rows ? s.outputs : s.rows) ? total : 0; }
     void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
         const int rows = output_rows ? s.outputs : s.rows;
         size_t which = 0;
         for (int item = begin; item < end; ++item) {
-            while (which + 1 < weights.size() && item >= first_item[which + 1]) ++which;
-            const Weight& w = *weights[which];
-            const int panel = 2 * (item - first_item[which]);
-            const int count = std::min(2, w.panels() - panel);
             Out to = out;
+            if (out.kind == Out::Gate) {
+                to.kind = Out::Store;
+                panel(*weights[0], item, rows, to, scratch);
+                panel(*weights[1], item, rows, out, scratch);
+                continue;
+            }
+            while (which + 1 < weights.size() && item >= first_item[which + 1]) ++which;
             to.out += first_output[which];
             to.bias = bias.empty() ? nullptr : bias.data() + first_output[which];
-            if (traits(w.form).dense()) {
-                k.linear_dense(w, panel, count, x, x_stride, 0, rows, to);
-            } else {
-                QuantRows from = *quant;
-                from.cols = w.cols;
-                k.linear_quant(w, panel, count, from, 0, rows, to, scratch.unpacked.data());
-            }
+            panel(*weights[which], item - first_item[which], rows, to, scratch);
         }
+    }
+
+private:
+    void panel(const Weight& w, int panel, int rows, const Out& to, ThreadScratch& scratch) const {
+        if (traits(w.form).dense()) return k.linear_dense(w, panel, x, w.cols, rows, to);
+        QuantRows from = *quant;
+        from.rows = rows;
+        from.cols = w.cols;
+        k.linear_quant(w, panel, from, to, scratch.columns.as<float>());
     }
 };
 

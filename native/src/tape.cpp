@@ -25,28 +25,18 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
     q_ = Memory(size_t(shape.max_rows) * shape.heads * page.head_dim * 2);
     const size_t rows = std::max(shape.max_rows, shape.max_outputs), cols = shape.max_cols;
     dense_ = Memory(rows * cols * sizeof(float));
-    size_t area = 0;
-    auto reserve = [&]<class T>(T*& to, size_t elements) {
-        quant_memory_[area] = Memory(elements * sizeof(T));
-        to = quant_memory_[area++].as<T>();
-    };
-    const size_t blocks = rows * (cols / 32);
-    quant_.cols = int(cols);
-    reserve(quant_.q, rows * cols);
-    reserve(quant_.d, blocks);
-    reserve(quant_.s, blocks);
-    reserve(quant_.neg16, 2 * blocks);
-    reserve(quant_.neg32, blocks);
-    reserve(quant_.wide, rows);
-    reserve(quant_.wide_block, blocks);
-    reserve(quant_.wide_q, rows * cols);
-    reserve(quant_.wide_d, blocks);
-    reserve(quant_.wide_neg16, 2 * blocks);
-    reserve(quant_.wide_neg32, blocks);
+    const size_t tiles = (rows + kTile - 1) / kTile, outliers = rows * QuantRows::max_slots(int(cols));
+    records_ = Memory(rows * (cols / 32) * kRecordBytes);
+    used_ = Memory(tiles * QuantRows::words(int(cols)) * sizeof(uint64_t));
+    outlier_at_ = Memory(outliers * sizeof(uint32_t));
+    outlier_x_ = Memory(outliers * sizeof(float));
+    slots_.resize(tiles);
+    quant_ = {0, 0, records_.data(), used_.as<uint64_t>(), outlier_at_.as<uint32_t>(), outlier_x_.as<float>(), slots_.data()};
     scratch_.resize(pool_->threads());
     for (auto& s : scratch_) {
         s.attend = std::make_unique<AttendScratch>();
-        s.unpacked = Memory(scratch_bytes(shape.max_cols));
+        s.columns = Memory(column_floats(shape.max_cols) * sizeof(float));
+        s.row = Memory(cols * sizeof(float));
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
     }
@@ -81,25 +71,28 @@ void Tape::embed(std::shared_ptr<Weight> w, int out, float scale) {
     push<EmbedPhase>(std::move(w), at(out), scale);
 }
 
-void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Prologue prologue, std::vector<float> bias, bool accumulate) {
-    const int cols = prologue.kind == Prologue::Gate ? buffers_[x].width / 2 : buffers_[x].width;
+void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Norm norm, std::vector<float> bias, Out::Kind kind, Activation activation) {
+    const int cols = buffers_.at(x).width;
     int outputs = 0;
-    bool quantize = false;
+    bool quantize = false, dense = false;
     for (const auto& w : weights) {
         if (w->cols != cols) refuse("a weight takes " + std::to_string(w->cols) + " inputs, its input has " + std::to_string(cols));
         outputs += w->rows;
-        quantize |= !traits(w->form).dense();
+        (traits(w->form).dense() ? dense : quantize) = true;
     }
-    if (outputs != buffers_[out].width) refuse("weights give " + std::to_string(outputs) + " outputs, the buffer holds " + std::to_string(buffers_[out].width));
+    if (kind == Out::Gate) {
+        if (weights.size() != 2 || weights[0]->rows != weights[1]->rows || !bias.empty()) refuse("a gated linear op takes two weights of equal shape and no bias");
+        outputs /= 2;
+    }
+    if (outputs != buffers_.at(out).width) refuse("weights give " + std::to_string(outputs) + " outputs, the buffer holds " + std::to_string(buffers_[out].width));
     if (!bias.empty() && int(bias.size()) != outputs) refuse("bias has the wrong length");
-    if (prologue.kind == Prologue::Norm && int(prologue.weight.size()) != cols) refuse("norm weight has the wrong length");
+    if (!norm.weight.empty() && int(norm.weight.size()) != cols) refuse("norm weight has the wrong length");
     const bool output_rows = buffers_[x].output_rows;
     if (output_rows != buffers_[out].output_rows) refuse("input and output differ in rows");
     if (cols > shape_.max_cols) refuse("a linear op takes " + std::to_string(cols) + " inputs, the tape was made for " + std::to_string(shape_.max_cols));
-    const float* input = prologue.kind == Prologue::None ? at(x) : dense_.as<float>();
-    if (quantize || prologue.kind != Prologue::None)
-        push<InputPhase>(kernels_, at(x), buffers_[x].width, cols, output_rows, quantize, std::move(prologue), dense_.as<float>(), &quant_);
-    push<LinearPhase>(kernels_, std::move(weights), input, size_t(cols), &quant_, std::move(bias), Out{at(out), size_t(buffers_[out].width), nullptr, accumulate}, output_rows);
+    float* normed = dense && !norm.weight.empty() ? dense_.as<float>() : nullptr;
+    if (quantize || normed) push<InputPhase>(kernels_, at(x), cols, output_rows, quantize, std::move(norm.weight), norm.eps, normed, &quant_);
+    push<LinearPhase>(kernels_, std::move(weights), normed ? normed : at(x), &quant_, std::move(bias), Out{at(out), size_t(buffers_[out].width), nullptr, kind, activation}, output_rows);
 }
 
 void Tape::rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps) {

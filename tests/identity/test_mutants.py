@@ -53,12 +53,13 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
             Change("item, at.rows, c, scratch", "item, at.rows, scratch.alone ? c : lo / kCut + (hi - 1) / kCut - c, scratch"),
         ],
     ),
-    "few rows add their blocks from the last to the first": (
+    "few rows add their outliers from the last to the first": (
         SMOL,
         [
             Change(
-                "for (int b = 0; b < blocks; ++b) { UNROLL for (int line",
-                "for (int b = blocks - 1; b >= 0; --b) { UNROLL for (int line",
+                "for (int i = 0; i < tile.slots; ++i, at += tile.n, x += tile.n)",
+                "if (tile.n < 3) { at += (tile.slots - 1) * tile.n; x += (tile.slots - 1) * tile.n; }"
+                "for (int i = 0; i < tile.slots; ++i, at += tile.n < 3 ? -tile.n : tile.n, x += tile.n < 3 ? -tile.n : tile.n)",
             )
         ],
     ),
@@ -76,9 +77,9 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
         GEMMA,
         [
             Change(
-                "sum = f_add(sum, f_load(p));",
-                "float turned[16];"
-                "for (int l = 0; l < 16; ++l) turned[l] = bf16_widen(t.p[r][i + (l ^ (l > 7 && to % 2))]); "
+                "sum = f_add(sum, bf16_widen(bits));",
+                "float straight[16], turned[16]; f_store(straight, bf16_widen(bits));"
+                "for (int l = 0; l < 16; ++l) turned[l] = straight[l ^ (l > 7 && to % 2)]; "
                 "sum = f_add(sum, f_load(turned));",
             )
         ],

@@ -18,7 +18,6 @@ from tokenmill.kernels.ops import (
     Batch,
     Buffer,
     Embed,
-    Gated,
     Heads,
     Linear,
     Program,
@@ -136,7 +135,7 @@ class TinyModel:
         self.program = Program(heads, layers=len(s.windows), ropes=[frequencies, frequencies / 8])
         gemma = s.style == "gemma"
         x, y, qkv = Buffer("x", s.hidden), Buffer("y", s.hidden), Buffer("qkv", (s.heads + 2 * s.kv_heads) * s.head_dim)
-        attended, inner = Buffer("attended", s.heads * s.head_dim), Buffer("inner", 2 * s.inner)
+        attended, inner = Buffer("attended", s.heads * s.head_dim), Buffer("inner", s.inner)
         last, logits = Buffer("last", s.hidden, "outputs"), Buffer("logits", s.vocab, "outputs")
         add = self.program.add
         add(Embed(self._matrix("embed", s.vocab, s.hidden, 1.0), x, scale=8.0 if gemma else 1.0))
@@ -145,7 +144,7 @@ class TinyModel:
                 self._matrix(f"{i}.{n}", h * s.head_dim, s.hidden) for n, h in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads))
             )
             bias = self._vector(f"{i}.bias", qkv.width, 0.0, 3.0) if s.qkv_bias else None
-            add(Linear(x, qkv_names, qkv, prologue=self._norm(f"{i}.norm"), bias=bias))
+            add(Linear(x, qkv_names, qkv, norm=self._norm(f"{i}.norm"), bias=bias))
             norms = {n: self._vector(f"{i}.{n}", s.head_dim) for n in ("q_norm", "k_norm")} if s.qk_norm else {}
             scale = s.head_dim**-0.5 / math.log(2)
             add(RotateAndStore(qkv, i, heads, i % 2, scale, s.interleaved, **norms, eps=1e-6))
@@ -153,20 +152,19 @@ class TinyModel:
             out = self._matrix(f"{i}.o", s.hidden, attended.width)
             gate_up = tuple(self._matrix(f"{i}.{n}", s.inner, s.hidden) for n in ("gate", "up"))
             down = self._matrix(f"{i}.down", s.hidden, s.inner)
-            gated = Gated("gelu_tanh" if gemma else "silu")
             if gemma:
                 add(Linear(attended, (out,), y))
                 add(AddNorm(x, y, self._norm(f"{i}.post")))
             else:
-                add(Linear(attended, (out,), x, accumulate=True))
-            add(Linear(x, gate_up, inner, prologue=self._norm(f"{i}.norm2")))
+                add(Linear(attended, (out,), x, result="add"))
+            add(Linear(x, gate_up, inner, norm=self._norm(f"{i}.norm2"), result="gelu_tanh" if gemma else "silu"))
             if gemma:
-                add(Linear(inner, (down,), y, prologue=gated))
+                add(Linear(inner, (down,), y))
                 add(AddNorm(x, y, self._norm(f"{i}.post2")))
             else:
-                add(Linear(inner, (down,), x, prologue=gated, accumulate=True))
+                add(Linear(inner, (down,), x, result="add"))
         add(Select(x, last))
-        add(Linear(last, (self._matrix("head", s.vocab, s.hidden),), logits, prologue=self._norm("norm")))
+        add(Linear(last, (self._matrix("head", s.vocab, s.hidden),), logits, norm=self._norm("norm")))
 
     def _matrix(self, name: str, rows: int, cols: int, size: float | None = None) -> str:
         kind = self.shape.kinds[len(self.files) % len(self.shape.kinds)]

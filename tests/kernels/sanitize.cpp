@@ -69,27 +69,27 @@ public:
         tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{kRows, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
         Tape& t = *tape_;
         const int x = t.add_buffer(hidden, false), y = t.add_buffer(hidden, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false);
-        const int attended = t.add_buffer(heads * dim, false), gate_up = t.add_buffer(2 * inner, false), last = t.add_buffer(hidden, true);
+        const int attended = t.add_buffer(heads * dim, false), gated = t.add_buffer(inner, false), last = t.add_buffer(hidden, true);
         logits_ = t.add_buffer(kVocabulary, true);
         const int rope = t.add_rope(std::vector<double>(dim / 2, 0.37));
         t.embed(matrix(kVocabulary, hidden), x, 2.0f);
         for (int layer = 0; layer < 2; ++layer) {
             const bool norms = layer == 1;
             t.linear(x, {matrix(heads * dim, hidden), matrix(kv_heads * dim, hidden), matrix(kv_heads * dim, hidden)}, qkv, norm(hidden),
-                     ones((heads + 2 * kv_heads) * dim), false);
+                     ones((heads + 2 * kv_heads) * dim), Out::Store, {});
             t.rotate_store(qkv, layer, rope, 0.2f, layer == 0, norms ? ones(dim) : std::vector<float>{}, norms ? ones(dim) : std::vector<float>{}, 1e-6f);
             t.attention(layer, attended, layer * window);
             if (layer == 0) {
-                t.linear(attended, {matrix(hidden, heads * dim)}, x, {}, {}, true);
+                t.linear(attended, {matrix(hidden, heads * dim)}, x, {}, {}, Out::Add, {});
             } else {
-                t.linear(attended, {matrix(hidden, heads * dim)}, y, {}, {}, false);
+                t.linear(attended, {matrix(hidden, heads * dim)}, y, {}, {}, Out::Store, {});
                 t.add_norm(x, y, ones(hidden), 1e-6f);
             }
-            t.linear(x, {matrix(inner, hidden), matrix(inner, hidden)}, gate_up, norm(hidden), {}, false);
-            t.linear(gate_up, {matrix(hidden, inner)}, x, {Tape::Prologue::Gate, {}, 0, layer ? Activation::GeluTanh : Activation::Silu}, {}, true);
+            t.linear(x, {matrix(inner, hidden), matrix(inner, hidden)}, gated, norm(hidden), {}, Out::Gate, layer ? Activation::GeluTanh : Activation::Silu);
+            t.linear(gated, {matrix(hidden, inner)}, x, {}, {}, Out::Add, {});
         }
         t.select(x, last);
-        t.linear(last, {matrix(kVocabulary, hidden)}, logits_, norm(hidden), {}, false);
+        t.linear(last, {matrix(kVocabulary, hidden)}, logits_, norm(hidden), {}, Out::Store, {});
     }
 
     struct Part { int rows, position; };
@@ -118,7 +118,7 @@ private:
         return std::make_shared<Weight>(pack_weight(form_, rows, cols, data.data(), data.size(), *pool_));
     }
     static std::vector<float> ones(int n) { return std::vector<float>(n, 1.0f); }
-    static Tape::Prologue norm(int n) { return {Tape::Prologue::Norm, ones(n), 1e-5f, {}}; }
+    static Tape::Norm norm(int n) { return {ones(n), 1e-5f}; }
 
     Form form_;
     Bytes bytes_;

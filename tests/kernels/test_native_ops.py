@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmill.kernels.native import PackedWeight, Pool, variants
-from tokenmill.kernels.ops import AddNorm, Batch, Buffer, Embed, Gated, Heads, Linear, Program, RMSNorm, Segment, Select
+from tokenmill.kernels.ops import AddNorm, Batch, Buffer, Embed, Heads, Linear, Program, RMSNorm, Segment, Select
 from tokenmill.kernels.reference import Reference
 from tokenmill.kernels.reference_ops import Arithmetic
 from tokenmill.kernels.reference_weights import TYPES, RefWeight
@@ -27,7 +27,7 @@ def rng():
 def activations(rng, rows, k):
     """Rows of very different sizes, with a block of zeros and a block of numbers too small to quantise.
 
-    In turn their wide blocks are some, none, all but one, and all.
+    In turn some of their elements are outliers, none, one in every block but one, and one in every block.
     """
     x = rng.standard_normal((rows, k))
     some, none, spiked = x[0::4], x[1::4], x[2::4]
@@ -102,8 +102,8 @@ def test_linear_has_the_reference_bits_for_every_number_of_rows(rng, weight_byte
     for outputs, k in OUTPUTS.items():
         k *= 8 if kind.endswith("_K") else 1
         x = activations(rng, 64, k)
-        wide = (Arithmetic().quantize(x).d2 != 0).sum(axis=1)
-        assert {0, k // 32 - 1, k // 32} <= set(wide)
+        outliers = (Arithmetic().quantize(x).outliers != 0).sum(axis=1)
+        assert {0, k // 32 - 1, k // 32} <= set(outliers)
         bench = Bench.linear(x, (kind, outputs, k, weight_bytes(rng, kind, outputs, k)))
         tape = bench.tape(pool, max(ROWS))
         want = bench.reference(variant).run(bench.batch(range(64)))
@@ -126,7 +126,7 @@ def test_linear_does_not_depend_on_threads(rng, weight_bytes, variant, kind, thr
 def test_linear_puts_weights_side_by_side_adds_the_bias_and_accumulates(rng, weight_bytes, variant):
     k, kinds = 256, {"Q5_K": 48, "F32": 7, "Q8_0": 33, "Q4_1": 16}
     x, y = Buffer("x", k), Buffer("y", sum(kinds.values()))
-    ops = [Linear(x, tuple(kinds), y, bias="bias"), Linear(x, tuple(reversed(kinds)), y, bias="bias", accumulate=True)]
+    ops = [Linear(x, tuple(kinds), y, bias="bias"), Linear(x, tuple(reversed(kinds)), y, bias="bias", result="add")]
     files = {kind: (kind, rows, k, weight_bytes(rng, kind, rows, k)) for kind, rows in kinds.items()}
     bias = rng.standard_normal(y.width).astype(np.float32)
     bench = Bench.showing(activations(rng, 19, k), ops, y, files, {"bias": bias})
@@ -161,7 +161,7 @@ def test_packing_adds_at_most_two_percent(rng, weight_bytes, variant, kind, rows
 def test_rms_norm_has_the_reference_bits(rng, variant, n):
     x = activations(rng, 33, n)
     x[5] = 0
-    bench = Bench.linear(x, identity(n)["identity"], prologue=RMSNorm("norm", 1e-5))
+    bench = Bench.linear(x, identity(n)["identity"], norm=RMSNorm("norm", 1e-5))
     bench.vectors = {"norm": rng.standard_normal(n).astype(np.float32)}
     bench.check(variant, bench.batch(range(33)), 33)
 
@@ -171,7 +171,10 @@ def test_rms_norm_has_the_reference_bits(rng, variant, n):
 def test_gated_activations_have_the_reference_bits(rng, variant, activation, n):
     x = activations(rng, 50, 2 * n)
     x[7, :16] = [0, -0.0, 1e-30, -1e-30, 87, -87, 88.5, -88.5, 200, -200, 1e10, -1e10, 5, -5, 0.1, -0.1]
-    bench = Bench.linear(x, identity(n)["identity"], prologue=Gated(activation))
+    gate, up = ((name, "F32", n, 2 * n, np.eye(n, 2 * n, at, dtype=np.float32)) for name, at in (("gate", 0), ("up", n)))
+    files = {name: (*shape, content.reshape(-1).view(np.uint8)) for name, *shape, content in (gate, up)}
+    out = Buffer("gated", n)
+    bench = Bench.showing(x, [Linear(Buffer("x", 2 * n), ("gate", "up"), out, result=activation)], out, files)
     bench.check(variant, bench.batch(range(50)), 50)
 
 

@@ -11,9 +11,9 @@ struct F { __m256 v[2]; };
 struct I { __m256i v[2]; };
 struct B { __m256i v[2]; };   // 64 bytes
 
-constexpr int kRows = 3, kPanels = 1;
+constexpr int kRows = 2;
 constexpr int kAttendRows = 4, kValueRows = 3, kValueVectors = 2;
-constexpr int kZero8 = 0;     // dot8 takes the 128 off itself
+constexpr int kZero8 = 0;     // add_dot takes the 128 off itself
 
 #define EACH(expr) { {[&](int h) { return expr; }(0), [&](int h) { return expr; }(1)} }
 
@@ -43,33 +43,59 @@ inline F f_select(F x, int lo, int hi, float other) {
     }()));
 }
 inline F f_unless_lt(F a, F b, F x) { return EACH(_mm256_and_ps(_mm256_cmp_ps(a.v[h], b.v[h], _CMP_NLT_UQ), x.v[h])); }
+inline uint32_t f_above(F a, F b) {
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.v[0], b.v[0], _CMP_GT_OQ))) | uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.v[1], b.v[1], _CMP_GT_OQ))) << 8;
+}
+inline float f_highest(F x) {
+    const __m256 a = _mm256_max_ps(x.v[0], x.v[1]);
+    const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+// (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
+inline float f_tree(F x) {
+    const __m256 a = _mm256_add_ps(x.v[0], x.v[1]);
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
 inline F f_half(const void* p) { return EACH(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p) + h))); }
 inline F f_bf16(const void* p) { return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p) + h)), 16))); }
 
 inline I i_set(int32_t x) { return EACH((void(h), _mm256_set1_epi32(x))); }
+inline I i_load(const void* p) { return EACH(_mm256_loadu_si256(static_cast<const __m256i*>(p) + h)); }
+inline I i_bits(F x) { return EACH(_mm256_castps_si256(x.v[h])); }
+inline F f_bits(I x) { return EACH(_mm256_castsi256_ps(x.v[h])); }
+// a where x is NaN, b elsewhere.
+inline I i_where_nan(F x, I a, I b) {
+    return EACH(_mm256_blendv_epi8(b.v[h], a.v[h], _mm256_castps_si256(_mm256_cmp_ps(x.v[h], x.v[h], _CMP_UNORD_Q))));
+}
 inline I i_u8(const void* p) { return EACH(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * h)))); }
 inline I i_s8(const void* p) { return EACH(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * h)))); }
 inline I i_and(I a, int m) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi32(m))); }
 inline I i_or(I a, I b) { return EACH(_mm256_or_si256(a.v[h], b.v[h])); }
+inline I i_sub(I a, I b) { return EACH(_mm256_sub_epi32(a.v[h], b.v[h])); }
 inline I i_add(I a, I b) { return EACH(_mm256_add_epi32(a.v[h], b.v[h])); }
 template <int n> inline I i_shl(I a) { return EACH(_mm256_slli_epi32(a.v[h], n)); }
 template <int n> inline I i_shr(I a) { return EACH(_mm256_srli_epi32(a.v[h], n)); }
+inline I i_shr_by(I a, int n) { return EACH(_mm256_srl_epi32(a.v[h], _mm_cvtsi32_si128(n))); }
+inline void i_store_u16(uint16_t* p, I a) {
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.v[0], a.v[1]), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+}
 inline void i_store_s8(int8_t* p, I a) {
-    alignas(32) int32_t t[16];
-    for (int h = 0; h < 2; ++h) _mm256_store_si256(reinterpret_cast<__m256i*>(t) + h, a.v[h]);
-    for (int l = 0; l < 16; ++l) p[l] = int8_t(t[l]);
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.v[0], a.v[1]), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
 }
 inline int32_t i_sum(I a) {
-    alignas(32) int32_t t[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(t), _mm256_add_epi32(a.v[0], a.v[1]));
-    int32_t sum = 0;
-    for (int l = 0; l < 8; ++l) sum += t[l];
-    return sum;
+    const __m256i b = _mm256_add_epi32(a.v[0], a.v[1]);
+    const __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    const __m128i d = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
 }
 
 inline B b_load2(const void* lower, const void* upper) { return {{_mm256_loadu_si256(static_cast<const __m256i*>(lower)), _mm256_loadu_si256(static_cast<const __m256i*>(upper))}}; }
 inline B b_load(const void* p) { return b_load2(p, static_cast<const char*>(p) + 32); }
-inline void b_store(void* p, B x) { for (int h = 0; h < 2; ++h) _mm256_storeu_si256(static_cast<__m256i*>(p) + h, x.v[h]); }
 inline B b_or(B a, B b) { return EACH(_mm256_or_si256(a.v[h], b.v[h])); }
 inline B b_low(B a) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi8(15))); }
 inline B b_high(B a) { return EACH(_mm256_and_si256(_mm256_srli_epi16(a.v[h], 4), _mm256_set1_epi8(15))); }
@@ -81,19 +107,27 @@ template <int j> inline B b_crumb(B a) {
 }
 inline B b_even_only(B a) { return EACH(_mm256_and_si256(a.v[h], _mm256_set1_epi32(0xffff))); }
 
-inline __m256i quad_of(const int8_t* a) { int32_t quad; __builtin_memcpy(&quad, a, 4); return _mm256_set1_epi32(quad); }
-// vpmaddubsw saturates at 16 bits: two products of values up to 63 x 127 fit; dot8 moves the sign of w to a, so that two of 128 x 127 fit.
-inline I dot(I acc, B w, const int8_t* a) {
-    const __m256i quad = quad_of(a), ones = _mm256_set1_epi16(1);
-    return EACH(_mm256_add_epi32(acc.v[h], _mm256_madd_epi16(_mm256_maddubs_epi16(w.v[h], quad), ones)));
-}
-inline I dot8(I acc, B w, const int8_t* a) {
-    const __m256i quad = quad_of(a), ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(-128);
-    return EACH(([&] {
-        const __m256i s = _mm256_xor_si256(w.v[h], flip);
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(quad, s));
-        return _mm256_add_epi32(acc.v[h], _mm256_madd_epi16(pairs, ones));
-    }()));
+// Sums of u8 x s8 over quads. Quad j of a block of `bits`-bit values goes in once each, ascending; a holds 4 signed bytes for all lanes.
+// vpmaddubsw adds two products in 16 bits, which hold 8 such pairs of 4-bit values, 4 of 5 bits, 2 of 6 bits: `pairs` collects them. The sign of
+// bytes is moved to a, so that one pair of 128 x 127 fits.
+struct Dots { I i; __m256i pairs[2]; };
+inline Dots dots_from(I start) { return {start, {}}; }
+inline I total_of(const Dots& d) { return d.i; }
+template <int bits, int j> inline void add_dot(Dots& d, B w, const int8_t* a) {
+    constexpr int held = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+    int32_t quad; __builtin_memcpy(&quad, a, 4);
+    const __m256i all = _mm256_set1_epi32(quad);
+    UNROLL for (int h = 0; h < 2; ++h) {
+        __m256i pair;
+        if constexpr (bits == 8) {
+            const __m256i s = _mm256_xor_si256(w.v[h], _mm256_set1_epi8(-128));
+            pair = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(all, s));
+        } else {
+            pair = _mm256_maddubs_epi16(w.v[h], all);
+        }
+        d.pairs[h] = j % held == 0 ? pair : _mm256_add_epi16(d.pairs[h], pair);
+        if (j % held == held - 1) d.i.v[h] = _mm256_add_epi32(d.i.v[h], _mm256_madd_epi16(d.pairs[h], _mm256_set1_epi16(1)));
+    }
 }
 inline F dot2(F acc, B x, const uint16_t* a) {
     const __m256 a0 = _mm256_set1_ps(__builtin_bit_cast(float, uint32_t(a[0]) << 16));

@@ -11,9 +11,9 @@ struct F { __m512 v; };
 struct I { __m512i v; };
 struct B { __m512i v; };   // 64 bytes
 
-constexpr int kRows = 4, kPanels = 2;          // register tile of the large-M kernel
+constexpr int kRows = 8;       // rows that the large-M kernel holds in registers
 constexpr int kAttendRows = 8, kValueRows = 4, kValueVectors = 4;
-constexpr int kZero8 = 128;                    // what dot8 expects the caller to subtract
+constexpr int kZero8 = 128;    // what add_dot expects the caller to take off for bytes
 
 inline F f_set(float x) { return {_mm512_set1_ps(x)}; }
 inline F f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -40,17 +40,34 @@ inline F f_select(F x, int lo, int hi, float other) {
 }
 // 0 where a < b, else x.
 inline F f_unless_lt(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)}; }
+inline uint32_t f_above(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+inline float f_highest(F x) { return _mm512_reduce_max_ps(x.v); }
+// (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
+inline float f_tree(F x) {
+    const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
 inline F f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
 inline F f_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))}; }
 
 inline I i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I i_load(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline I i_bits(F x) { return {_mm512_castps_si512(x.v)}; }
+inline F f_bits(I x) { return {_mm512_castsi512_ps(x.v)}; }
+// a where x is NaN, b elsewhere.
+inline I i_where_nan(F x, I a, I b) { return {_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), b.v, a.v)}; }
 inline I i_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
 inline I i_s8(const void* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
 inline I i_and(I a, int m) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(m))}; }
 inline I i_or(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline I i_sub(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline I i_add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int n> inline I i_shl(I a) { return {_mm512_slli_epi32(a.v, n)}; }
 template <int n> inline I i_shr(I a) { return {_mm512_srli_epi32(a.v, n)}; }
+inline I i_shr_by(I a, int n) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(n))}; }
+inline void i_store_u16(uint16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
 inline void i_store_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a.v); }
 
@@ -59,7 +76,6 @@ inline B b_load2(const void* lower, const void* upper) {
     const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(lower)));
     return {_mm512_inserti64x4(low, _mm256_loadu_si256(static_cast<const __m256i*>(upper)), 1)};
 }
-inline void b_store(void* p, B x) { _mm512_storeu_si512(p, x.v); }
 inline B b_or(B a, B b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline B b_low(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline B b_high(B a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
@@ -74,9 +90,14 @@ template <int j> inline B b_crumb(B a) {
 }
 inline B b_even_only(B a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff))}; }
 
-// acc + u8 x s8 over quads; a holds 4 signed bytes for all lanes. dot8 takes bytes above 127 too.
-inline I dot(I acc, B w, const int8_t* a) { int32_t quad; __builtin_memcpy(&quad, a, 4); return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(quad))}; }
-inline I dot8(I acc, B w, const int8_t* a) { return dot(acc, w, a); }
+// Sums of u8 x s8 over quads. Quad j of a block of `bits`-bit values goes in once each, ascending; a holds 4 signed bytes for all lanes.
+using Dots = I;
+inline Dots dots_from(I start) { return start; }
+inline I total_of(Dots d) { return d; }
+template <int bits, int j> inline void add_dot(Dots& d, B w, const int8_t* a) {
+    int32_t quad; __builtin_memcpy(&quad, a, 4);
+    d.v = _mm512_dpbusd_epi32(d.v, w.v, _mm512_set1_epi32(quad));
+}
 // acc + bf16 pairs; a holds one pair for all lanes.
 inline F dot2(F acc, B x, const uint16_t* a) {
     int32_t pair; __builtin_memcpy(&pair, a, 4);

@@ -33,16 +33,19 @@ void rotate_store(const RotateArgs& a) {
     float turned[512];
     for (int h = 0; h < a.heads; ++h) {
         rotate_head(a, a.qkv + size_t(h) * hd, a.q_norm, turned);
-        for (int i = 0; i < hd; ++i) a.q[size_t(h) * hd + i] = bf16_round(turned[i] * a.scale);
+        for (int i = 0; i < hd; i += 16) i_store_u16(a.q + size_t(h) * hd + i, bf16_bits(f_mul(f_load(turned + i), f_set(a.scale))));
     }
     const float* k = a.qkv + size_t(a.heads) * hd;
     const float* v = k + size_t(a.kv_heads) * hd;
+    alignas(64) uint16_t narrow[512];
     for (int h = 0; h < a.kv_heads; ++h) {
         uint16_t* keys = reinterpret_cast<uint16_t*>(a.frame + size_t(h) * hd * kFrame * 4);
         uint16_t* values = keys + size_t(hd) * kFrame;
         rotate_head(a, k + size_t(h) * hd, a.k_norm, turned);
-        for (int i = 0; i < hd; ++i) keys[(i / 2) * (kFrame * 2) + a.slot * 2 + i % 2] = bf16_round(turned[i]);
-        for (int i = 0; i < hd; ++i) values[size_t(a.slot / 2) * hd * 2 + 2 * i + a.slot % 2] = bf16_round(v[size_t(h) * hd + i]);
+        for (int i = 0; i < hd; i += 16) i_store_u16(narrow + i, bf16_bits(f_load(turned + i)));
+        for (int i = 0; i < hd; i += 2) __builtin_memcpy(keys + i * kFrame + a.slot * 2, narrow + i, 4);
+        for (int i = 0; i < hd; i += 16) i_store_u16(narrow + i, bf16_bits(f_load(v + size_t(h) * hd + i)));
+        for (int i = 0; i < hd; ++i) values[size_t(a.slot / 2) * hd * 2 + 2 * i + a.slot % 2] = narrow[i];
     }
 }
 
@@ -70,20 +73,16 @@ void soften(AttendScratch& t, int r, int from, int to, int lo, int hi, CutResult
         f_store(&t.score[r][i], s);
         high = f_max(high, s);
     }
-    const float m = lane_max(high);
+    const float m = f_highest(high);
     F sum = f_set(0.0f);
     for (int i = from; i < to; i += 16) {
-        alignas(64) float p[16];
-        f_store(p, f_select(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), lo - i, hi - i, 0.0f));
-        for (int l = 0; l < 16; ++l) {
-            const uint16_t b = bf16_round(p[l]);
-            t.p[r][i + l] = b;
-            p[l] = bf16_widen(b);
-        }
-        sum = f_add(sum, f_load(p));
+        const F p = f_select(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), lo - i, hi - i, 0.0f);
+        const I bits = bf16_bits(p);
+        i_store_u16(&t.p[r][i], bits);
+        sum = f_add(sum, bf16_widen(bits));
     }
     out.m[r] = m;
-    out.l[r] = lane_tree(sum);
+    out.l[r] = f_tree(sum);
 }
 
 template <int R, int V> void weigh(const AttendScratch& t, int row, const uint8_t* const* frames, int from, int to, int hd, int dim, float* o) {

@@ -1,27 +1,5 @@
 // Long sums, exp2, bf16: what the other kernels are made of.
 
-inline float lane_tree(F x) {
-    alignas(64) float t[16];
-    f_store(t, x);
-    for (int width = 8; width > 0; width /= 2)
-        for (int l = 0; l < width; ++l) t[l] = t[l] + t[l + width];
-    return t[0];
-}
-
-inline float lane_max(F x) {
-    alignas(64) float t[16];
-    f_store(t, x);
-    float m = t[0];
-    for (int l = 1; l < 16; ++l) m = t[l] > m ? t[l] : m;
-    return m;
-}
-
-inline float fma_one(float a, float b, float c) {
-    alignas(64) float t[16];
-    f_store(t, f_fma(f_set(a), f_set(b), f_set(c)));
-    return t[0];
-}
-
 inline F load_upto(const float* p, int left) { return left >= 16 ? f_load(p) : f_load_n(p, left); }
 inline void store_upto(float* p, F x, int left) { if (left >= 16) f_store(p, x); else f_store_n(p, x, left); }
 
@@ -47,16 +25,23 @@ inline float exp2_one(float x) {
     return t[0];
 }
 
-inline uint16_t bf16_round(float x) {
-    uint32_t u;
-    __builtin_memcpy(&u, &x, 4);
-    if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 64);  // NaN stays NaN
-    return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+// bf16 bits of 16 numbers, in 32 bits each; NaN stays NaN.
+inline I bf16_bits(F x) {
+    const I u = i_bits(x);
+    const I rounded = i_add(i_add(u, i_set(0x7fff)), i_and(i_shr<16>(u), 1));
+    return i_shr<16>(i_where_nan(x, i_or(u, i_set(0x400000)), rounded));
 }
 
-inline float bf16_widen(uint16_t v) {
-    const uint32_t u = uint32_t(v) << 16;
-    float x;
-    __builtin_memcpy(&x, &u, 4);
-    return x;
+inline F bf16_widen(I bits) { return f_bits(i_shl<16>(bits)); }
+
+// act(x) of a gated activation.
+[[gnu::noinline]] F activate(Activation kind, F g) {
+    F e;
+    if (kind == Activation::Silu) {
+        e = exp2_lanes(f_mul(g, f_set(-kLog2e)));
+    } else {
+        const F u = f_fma(f_mul(f_mul(f_set(0.044715f), g), g), g, g);
+        e = exp2_lanes(f_mul(u, f_set(float(-2.0 * 1.44269504088896340736 * 0.79788456080286535588))));
+    }
+    return f_div(g, f_add(f_set(1.0f), e));
 }

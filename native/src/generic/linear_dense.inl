@@ -19,17 +19,15 @@ template <Form form, int R> void dense_rows(const Weight& w, int panel, const fl
     UNROLL for (int r = 0; r < R; ++r) emit(acc[r], out, row + r, panel * kLanes, w.rows - panel * kLanes);
 }
 
-template <Form form> void dense_form(const Weight& w, int panel, int count, const float* x, size_t stride, int row, int rows, const Out& out) {
-    for (int p = panel; p < panel + count; ++p) {
-        int r = 0;
-        for (; r + 8 <= rows; r += 8) dense_rows<form, 8>(w, p, x, stride, row + r, out);
-        for (; r + 2 <= rows; r += 2) dense_rows<form, 2>(w, p, x, stride, row + r, out);
-        for (; r < rows; ++r) dense_rows<form, 1>(w, p, x, stride, row + r, out);
-    }
+template <Form form> void dense_form(const Weight& w, int panel, const float* x, size_t stride, int rows, const Out& out) {
+    int r = 0;
+    for (; r + 8 <= rows; r += 8) dense_rows<form, 8>(w, panel, x, stride, r, out);
+    for (; r + 2 <= rows; r += 2) dense_rows<form, 2>(w, panel, x, stride, r, out);
+    for (; r < rows; ++r) dense_rows<form, 1>(w, panel, x, stride, r, out);
 }
 
-void linear_dense(const Weight& w, int panel, int count, const float* x, size_t stride, int row, int rows, const Out& out) {
-    if (w.form == Form::F32) dense_form<Form::F32>(w, panel, count, x, stride, row, rows, out);
-    else if (w.form == Form::F16) dense_form<Form::F16>(w, panel, count, x, stride, row, rows, out);
-    else dense_form<Form::BF16>(w, panel, count, x, stride, row, rows, out);
+void linear_dense(const Weight& w, int panel, const float* x, size_t stride, int rows, const Out& out) {
+    if (w.form == Form::F32) dense_form<Form::F32>(w, panel, x, stride, rows, out);
+    else if (w.form == Form::F16) dense_form<Form::F16>(w, panel, x, stride, rows, out);
+    else dense_form<Form::BF16>(w, panel, x, stride, rows, out);
 }

@@ -1,272 +1,202 @@
-// Quantised weights times quantised rows: the chain over blocks of docs/numerics.md.
+// Quantised weights times quantised rows: the chain over blocks of docs/numerics.md, then the outliers.
 
-// What the chain needs to know of a form once its bytes are unpacked.
-enum class Chain { Zero8, Zero16, Min, Wide, Halves };
+constexpr bool has_minimum(Form f) { return f == Form::Q4M || f == Form::Q5M || f == Form::Q4K || f == Form::Q5K; }
+constexpr bool in_halves(Form f) { return f == Form::Q6K; }
+constexpr bool has_bit_plane(Form f) { return f == Form::Q5 || f == Form::Q5M || f == Form::Q5K; }
+constexpr int bits_of(Form f) { return f == Form::Q8 ? 8 : f == Form::Q6K ? 6 : has_bit_plane(f) ? 5 : 4; }
+constexpr int zero_of(Form f) { return f == Form::Q4 ? 8 : f == Form::Q5 ? 16 : f == Form::Q6K ? 32 : f == Form::Q8 ? 128 : 0; }
 
-constexpr Chain chain_of(Form f) {
-    switch (f) {
-        case Form::Q4: return Chain::Zero8;
-        case Form::Q5: return Chain::Zero16;
-        case Form::Q8: return Chain::Wide;
-        case Form::Q6K: return Chain::Halves;
-        default: return Chain::Min;
-    }
+// x times a power of two.
+template <int n> inline I i_times(I x) {
+    if constexpr (n == 0) return i_set(0);
+    else return i_shl<__builtin_ctz(n)>(x);
 }
 
-constexpr int scales_per_block(Chain c) { return c == Chain::Halves || c == Chain::Min ? 2 : 1; }
-
-struct Block {
-    B q[8];
-    F scale[2];   // Min: d, m. Halves: d of each half. Otherwise: d.
-};
-
-struct PanelView {
-    const uint8_t* scales;
-    const uint8_t* quants;
-};
-
-inline PanelView panel_view(const Weight& w, int panel) {
-    const uint8_t* p = w.panel(panel);
-    return {p, p + w.scale_bytes()};
-}
-
-constexpr int vectors_of(Form form) {
-    return form == Form::Q8 ? 8 : form == Form::Q6K ? 6 : form == Form::Q5 || form == Form::Q5M || form == Form::Q5K ? 5 : 4;
-}
-
-template <Form form> inline void load_block(const PanelView& p, int b, Block& out) {
-    constexpr int vectors = vectors_of(form);
-    const uint8_t* planes = p.quants + size_t(b) * vectors * 64;
-    if constexpr (form == Form::Q8) {
-        UNROLL for (int j = 0; j < 8; ++j) out.q[j] = b_load(planes + 64 * j);
-    } else {
-        UNROLL for (int j = 0; j < 4; ++j) {
-            const B both = b_load(planes + 64 * j);
-            out.q[j] = b_low(both);
-            out.q[j + 4] = b_high(both);
-        }
-    }
-    if constexpr (vectors == 5) {
-        const B bits = b_load(planes + 256);
-        out.q[0] = b_or(out.q[0], b_bit<0>(bits)); out.q[1] = b_or(out.q[1], b_bit<1>(bits));
-        out.q[2] = b_or(out.q[2], b_bit<2>(bits)); out.q[3] = b_or(out.q[3], b_bit<3>(bits));
-        out.q[4] = b_or(out.q[4], b_bit<4>(bits)); out.q[5] = b_or(out.q[5], b_bit<5>(bits));
-        out.q[6] = b_or(out.q[6], b_bit<6>(bits)); out.q[7] = b_or(out.q[7], b_bit<7>(bits));
-    }
-    if constexpr (form == Form::Q6K) {
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const B crumbs = b_load(planes + 256 + 64 * h);
-            out.q[4 * h] = b_or(out.q[4 * h], b_crumb<0>(crumbs));
-            out.q[4 * h + 1] = b_or(out.q[4 * h + 1], b_crumb<1>(crumbs));
-            out.q[4 * h + 2] = b_or(out.q[4 * h + 2], b_crumb<2>(crumbs));
-            out.q[4 * h + 3] = b_or(out.q[4 * h + 3], b_crumb<3>(crumbs));
-        }
-    }
+// Scales of block i of a unit: d and m where the form has a minimum, d of each half for Q6K, otherwise d.
+template <Form form> inline void scales_of(const uint8_t* area, int i, F (&out)[2]) {
     if constexpr (form == Form::Q4 || form == Form::Q5 || form == Form::Q8) {
-        out.scale[0] = f_half(p.scales + 32 * size_t(b));
+        out[0] = f_half(area + 32 * i);
     } else if constexpr (form == Form::Q4M || form == Form::Q5M) {
-        out.scale[0] = f_half(p.scales + 64 * size_t(b));
-        out.scale[1] = f_half(p.scales + 64 * size_t(b) + 32);
+        out[0] = f_half(area);
+        out[1] = f_half(area + 32);
     } else if constexpr (form == Form::Q6K) {
-        const uint8_t* area = p.scales + 288 * size_t(b / 8);
         const F d = f_half(area);
-        const uint8_t* subs = area + 32 + 32 * (b % 8);
-        out.scale[0] = f_mul(d, f_from_i(i_s8(subs)));
-        out.scale[1] = f_mul(d, f_from_i(i_s8(subs + 16)));
+        out[0] = f_mul(d, f_from_i(i_s8(area + 32 + 32 * i)));
+        out[1] = f_mul(d, f_from_i(i_s8(area + 48 + 32 * i)));
     } else {
-        const uint8_t* area = p.scales + 256 * size_t(b / 8);
         const uint8_t* rows = area + 64;
-        const int s = b % 8;
         I sub, min;
-        if (s < 4) {
-            sub = i_and(i_u8(rows + 16 * s), 63);
-            min = i_and(i_u8(rows + 16 * (s + 4)), 63);
+        if (i < 4) {
+            sub = i_and(i_u8(rows + 16 * i), 63);
+            min = i_and(i_u8(rows + 16 * (i + 4)), 63);
         } else {
-            const I low = i_u8(rows + 16 * (s + 4));
-            sub = i_or(i_and(low, 15), i_shl<4>(i_shr<6>(i_u8(rows + 16 * (s - 4)))));
-            min = i_or(i_shr<4>(low), i_shl<4>(i_shr<6>(i_u8(rows + 16 * s))));
+            const I low = i_u8(rows + 16 * (i + 4));
+            sub = i_or(i_and(low, 15), i_shl<4>(i_shr<6>(i_u8(rows + 16 * (i - 4)))));
+            min = i_or(i_shr<4>(low), i_shl<4>(i_shr<6>(i_u8(rows + 16 * i))));
         }
-        out.scale[0] = f_mul(f_half(area), f_from_i(sub));
-        out.scale[1] = f_sub(f_set(0.0f), f_mul(f_half(area + 32), f_from_i(min)));
+        out[0] = f_mul(f_half(area), f_from_i(sub));
+        out[1] = f_sub(f_set(0.0f), f_mul(f_half(area + 32), f_from_i(min)));
     }
 }
 
-// One block of a row of activations, of the first or the second term.
-struct ActBlock {
+// Where the rows of a tile that a kernel takes at once begin in a record.
+struct RowsOfTile {
+    int n;                 // rows of the tile
     const int8_t* q;
-    float d;
-    const int32_t *neg16, *neg32;
+    const float* d;
+    void next() {
+        q += n * kRecordBytes;
+        d = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(d) + n * kRecordBytes);
+    }
+    float s(int r) const { return d[n + r]; }
+    I total(int r) const { return i_set(reinterpret_cast<const int32_t*>(d + 2 * n)[r]); }
+    I first(int r) const { return i_set(reinterpret_cast<const int32_t*>(d + 3 * n)[r]); }
 };
 
-inline ActBlock block_of(const QuantRows& a, int b) { return {a.q + 32 * b, a.d[b], a.neg16 + 2 * b, a.neg32 + b}; }
-inline ActBlock wide_of(const QuantRows& a, int i) { return {a.wide_q + 32 * i, a.wide_d[i], a.wide_neg16 + 2 * i, a.wide_neg32 + i}; }
-
-template <Chain chain> inline I start(const ActBlock& a, int half) {
-    if constexpr (chain == Chain::Halves) return i_shl<5>(i_set(a.neg16[half]));
-    else if constexpr (chain == Chain::Zero8) return i_shl<3>(i_set(*a.neg32));
-    else if constexpr (chain == Chain::Zero16) return i_shl<4>(i_set(*a.neg32));
-    else if constexpr (chain == Chain::Wide && kZero8 != 0) return i_shl<7>(i_set(*a.neg32));
-    else return i_set(0);
+// Quads [j, j + 4) of a block and, where the form has nibbles, quads j + 4 onwards from the high ones: R rows' dot products go to i.
+template <Form form, int j, int R> inline void low_quad(Dots (&i)[R], const uint8_t* planes, B bits, const RowsOfTile& a) {
+    B q = b_load(planes + 64 * j);
+    if constexpr (form != Form::Q8) q = b_low(q);
+    if constexpr (has_bit_plane(form)) q = b_or(q, b_bit<j>(bits));
+    if constexpr (form == Form::Q6K) q = b_or(q, b_crumb<j>(bits));
+    UNROLL for (int r = 0; r < R; ++r) add_dot<bits_of(form), j>(i[r], q, a.q + 32 * r + 4 * j);
 }
 
-template <Chain chain> inline I dot_of(I acc, B w, const int8_t* a) {
-    if constexpr (chain == Chain::Wide) return dot8(acc, w, a);
-    else return dot(acc, w, a);
+template <Form form, int j, int R> inline void high_quad(Dots (&i)[R], const uint8_t* planes, B bits, const RowsOfTile& a) {
+    B q = b_load(planes + 64 * (form == Form::Q8 ? j + 4 : j));
+    if constexpr (form != Form::Q8) q = b_high(q);
+    if constexpr (has_bit_plane(form)) q = b_or(q, b_bit<j + 4>(bits));
+    if constexpr (form == Form::Q6K) q = b_or(q, b_crumb<j>(bits));
+    UNROLL for (int r = 0; r < R; ++r) add_dot<bits_of(form), j + 4>(i[r], q, a.q + 32 * r + 4 * (j + 4));
 }
 
-// acc + float(i) * d_w * d_x for one row and 16 outputs: a step of the chain of numerics.md.
-template <Chain chain> inline F step(F acc, const Block& w, const ActBlock& a) {
-    const F d = f_set(a.d);
-    I i0 = start<chain>(a, 0), i1 = chain == Chain::Halves ? start<chain>(a, 1) : i_set(0);
-    UNROLL for (int j = 0; j < 4; ++j) {
-        i0 = dot_of<chain>(i0, w.q[j], a.q + 4 * j);
-        i1 = dot_of<chain>(i1, w.q[j + 4], a.q + 4 * j + 16);
+template <int R> inline void scaled(F (&acc)[R], const Dots (&i)[R], F scale, const RowsOfTile& a) {
+    UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_mul(f_from_i(total_of(i[r])), scale), f_set(a.d[r]), acc[r]);
+}
+
+// One step of the chain.
+template <Form form, int R> inline void add_block(F (&acc)[R], const uint8_t* planes, const F (&scale)[2], const RowsOfTile& a) {
+    constexpr int zero = form == Form::Q8 ? kZero8 : zero_of(form);
+    Dots i[R];
+    B bits{};
+    if constexpr (has_bit_plane(form) || form == Form::Q6K) bits = b_load(planes + 256);
+    if constexpr (has_minimum(form)) UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(scale[1], f_set(a.s(r)), acc[r]);
+    UNROLL for (int r = 0; r < R; ++r) i[r] = dots_from(i_times<zero>(in_halves(form) ? a.first(r) : a.total(r)));
+    low_quad<form, 0>(i, planes, bits, a);
+    low_quad<form, 1>(i, planes, bits, a);
+    low_quad<form, 2>(i, planes, bits, a);
+    low_quad<form, 3>(i, planes, bits, a);
+    if constexpr (in_halves(form)) {
+        scaled(acc, i, scale[0], a);
+        UNROLL for (int r = 0; r < R; ++r) i[r] = dots_from(i_times<zero>(i_sub(a.total(r), a.first(r))));
+        bits = b_load(planes + 320);
     }
-    if constexpr (chain == Chain::Halves) {
-        acc = f_fma(f_mul(f_from_i(i0), w.scale[0]), d, acc);
-        return f_fma(f_mul(f_from_i(i1), w.scale[1]), d, acc);
-    }
-    return f_fma(f_mul(f_from_i(i_add(i0, i1)), w.scale[0]), d, acc);
+    high_quad<form, 0>(i, planes, bits, a);
+    high_quad<form, 1>(i, planes, bits, a);
+    high_quad<form, 2>(i, planes, bits, a);
+    high_quad<form, 3>(i, planes, bits, a);
+    scaled(acc, i, scale[in_halves(form) ? 1 : 0], a);
 }
 
-inline void emit(F acc, const Out& o, int row, int n, int left) {
+inline void emit(F y, const Out& o, int row, int n, int left) {
     float* to = o.out + size_t(row) * o.stride + n;
-    if (o.bias) acc = f_add(acc, load_upto(o.bias + n, left));
-    if (o.accumulate) acc = f_add(load_upto(to, left), acc);
-    store_upto(to, acc, left);
+    if (o.bias) y = f_add(y, load_upto(o.bias + n, left));
+    if (o.kind == Out::Add) y = f_add(load_upto(to, left), y);
+    else if (o.kind == Out::Gate) y = f_mul(activate(o.activation, load_upto(to, left)), y);
+    store_upto(to, y, left);
 }
 
-template <Form form, int R> void few_rows(const Weight& w, int panel, const QuantRows& x, int row, const Out& out) {
-    const PanelView view = panel_view(w, panel);
-    const int blocks = w.cols / 32;
-    QuantRows a[R];
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel.
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, F* result) {
+    constexpr FormTraits t = traits(form);
+    const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
+    RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
+    F acc[R], scale[t.unit][2];
+    UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
+    for (int b = 0; b < blocks; b += t.unit, unit += t.unit_bytes()) {
+        UNROLL for (int i = 0; i < t.unit; ++i) scales_of<form>(unit, i, scale[i]);
+        const int here = blocks - b < t.unit ? blocks - b : t.unit;
+        for (int i = 0; i < here; ++i, a.next()) add_block<form, R>(acc, unit + t.scale_bytes + size_t(i) * t.vectors * 64, scale[i], a);
+    }
+    UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
+}
+
+// The outliers of R rows of a tile.
+template <int R> void outlier_rows(const QuantTile& tile, int first, const float* columns, F* result) {
+    const uint32_t* at = tile.at + first;
+    const float* x = tile.x + first;
     F acc[R];
-    UNROLL for (int r = 0; r < R; ++r) { a[r] = row_of(x, row + r); acc[r] = f_set(0.0f); }
-    constexpr Chain chain = chain_of(form);
-    constexpr int stride = vectors_of(form) * 64;
-    for (int b = 0; b < blocks; ++b) {
-        UNROLL for (int line = 0; line < stride; line += 64) __builtin_prefetch(view.quants + size_t(b) * stride + line + 4096);
-        Block block;
-        load_block<form>(view, b, block);
-        UNROLL for (int r = 0; r < R; ++r) {
-            if constexpr (chain == Chain::Min) acc[r] = f_fma(block.scale[1], f_set(a[r].s[b]), acc[r]);
-            acc[r] = step<chain>(acc[r], block, block_of(a[r], b));
-        }
-    }
-    for (int r = 0; r < R; ++r)
-        for (int i = 0; i < *a[r].wide; ++i) {
-            Block block;
-            load_block<form>(view, a[r].wide_block[i], block);
-            acc[r] = step<chain>(acc[r], block, wide_of(a[r], i));
-        }
-    const int left = w.rows - panel * kLanes;
-    UNROLL for (int r = 0; r < R; ++r) emit(acc[r], out, row + r, panel * kLanes, left);
+    UNROLL for (int r = 0; r < R; ++r) acc[r] = result[first + r];
+    for (int i = 0; i < tile.slots; ++i, at += tile.n, x += tile.n)
+        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(columns + size_t(at[r]) * kLanes), f_set(x[r]), acc[r]);
+    UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
-// A panel unpacked to one byte per value and float scales, for many rows.
-struct Unpacked {
-    uint8_t* q;      // [blocks][8][64]
-    float* scale;    // [blocks][scales_per_block][16]
-};
-
-template <Form form> void unpack(const Weight& w, int panel, const Unpacked& to) {
-    constexpr int scales = scales_per_block(chain_of(form));
-    const PanelView view = panel_view(w, panel);
-    for (int b = 0; b < w.cols / 32; ++b) {
-        Block block;
-        load_block<form>(view, b, block);
-        UNROLL for (int j = 0; j < 8; ++j) b_store(to.q + (size_t(b) * 8 + j) * 64, block.q[j]);
-        UNROLL for (int i = 0; i < scales; ++i) f_store(to.scale + (size_t(b) * scales + i) * 16, block.scale[i]);
-    }
+// Rows of the tile from `first` on: kRows at a time, then what is left.
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, F* result) {
+    for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, result);
+    if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, result);
 }
 
-// Block b of R rows x P panels: the integer parts, scaled and added to acc.
-template <Chain chain, int R, int P> inline void tile_block(F (&acc)[R][P], const Unpacked* u, int b, const ActBlock (&a)[R]) {
-    constexpr int scales = scales_per_block(chain), halves = chain == Chain::Halves ? 2 : 1;
-    UNROLL for (int h = 0; h < halves; ++h) {
-        I i[R][P];
-        UNROLL for (int r = 0; r < R; ++r) {
-            const I first = start<chain>(a[r], h);
-            UNROLL for (int p = 0; p < P; ++p) i[r][p] = first;
-        }
-        UNROLL for (int j = h * 4; j < (halves == 2 ? h * 4 + 4 : 8); ++j) {
-            B q[P];
-            UNROLL for (int p = 0; p < P; ++p) q[p] = b_load(u[p].q + (size_t(b) * 8 + j) * 64);
-            UNROLL for (int r = 0; r < R; ++r)
-                UNROLL for (int p = 0; p < P; ++p) i[r][p] = dot_of<chain>(i[r][p], q[p], a[r].q + 4 * j);
-        }
-        UNROLL for (int p = 0; p < P; ++p) {
-            const F d = f_load(u[p].scale + (size_t(b) * scales + (chain == Chain::Halves ? h : 0)) * 16);
-            UNROLL for (int r = 0; r < R; ++r) acc[r][p] = f_fma(f_mul(f_from_i(i[r][p]), d), f_set(a[r].d), acc[r][p]);
+template <int R> inline void outliers(const QuantTile& tile, int first, const float* columns, F* result) {
+    for (; tile.n - first >= R; first += R) outlier_rows<R>(tile, first, columns, result);
+    if constexpr (R > 1) if (first < tile.n) outliers<R / 2>(tile, first, columns, result);
+}
+
+// Column k of a panel as numbers.
+template <Form form> inline F column(const uint8_t* panel, int k) {
+    constexpr FormTraits t = traits(form);
+    const int block = k / 32, i = block % t.unit, j = k % 32 / 4, byte = k % 4;
+    const uint8_t* unit = panel + size_t(block / t.unit) * t.unit_bytes();
+    const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
+    F scale[2];
+    scales_of<form>(unit, i, scale);
+    auto field = [&](int vector, int shift, int mask) { return i_and(i_shr_by(i_load(planes + 64 * vector), shift), mask); };
+    I q;
+    if constexpr (form == Form::Q8) q = field(j, 8 * byte, 255);
+    else q = field(j % 4, 8 * byte + (j < 4 ? 0 : 4), 15);
+    if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(field(4, 8 * byte + j, 1)));
+    if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(field(4 + j / 4, 8 * byte + 2 * (j % 4), 3)));
+    const F d = in_halves(form) && j >= 4 ? scale[1] : scale[0];
+    return f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f));
+}
+
+// The columns at which some row has an outlier, to columns[k + 1].
+template <Form form> [[gnu::noinline]] void used_columns(const uint8_t* panel, const QuantRows& x, float* columns) {
+    const int tiles = x.tiles(), words = QuantRows::words(x.cols);
+    for (int word = 0; word < words; ++word) {
+        uint64_t used = 0;
+        for (int t = 0; t < tiles; ++t) used |= x.used[size_t(t) * words + word];
+        for (; used; used &= used - 1) {
+            const int k = 64 * word + __builtin_ctzll(used);
+            f_store(columns + size_t(k + 1) * kLanes, column<form>(panel, k));
         }
     }
 }
 
-template <Chain chain, int R, int P> void tile(const Weight& w, int panel, const Unpacked* u, const QuantRows& x, int row, const Out& out) {
-    const int blocks = w.cols / 32;
-    QuantRows a[R];
-    F acc[R][P];
-    UNROLL for (int r = 0; r < R; ++r) {
-        a[r] = row_of(x, row + r);
-        UNROLL for (int p = 0; p < P; ++p) acc[r][p] = f_set(0.0f);
-    }
-    for (int b = 0; b < blocks; ++b) {
-        if constexpr (chain == Chain::Min) UNROLL for (int p = 0; p < P; ++p) {
-            const F m = f_load(u[p].scale + (size_t(b) * 2 + 1) * 16);
-            UNROLL for (int r = 0; r < R; ++r) acc[r][p] = f_fma(m, f_set(a[r].s[b]), acc[r][p]);
-        }
-        ActBlock at[R];
-        UNROLL for (int r = 0; r < R; ++r) at[r] = block_of(a[r], b);
-        tile_block<chain, R, P>(acc, u, b, at);
-    }
-    UNROLL for (int r = 0; r < R; ++r) {
-        F one[1][P];
-        UNROLL for (int p = 0; p < P; ++p) one[0][p] = acc[r][p];
-        for (int i = 0; i < *a[r].wide; ++i) {
-            const ActBlock at[1] = {wide_of(a[r], i)};
-            tile_block<chain, 1, P>(one, u, a[r].wide_block[i], at);
-        }
-        UNROLL for (int p = 0; p < P; ++p) emit(one[0][p], out, row + r, (panel + p) * kLanes, w.rows - (panel + p) * kLanes);
+template <Form form> void linear_form(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns) {
+    const uint8_t* bytes = w.panel(panel);
+    for (int t = 0; t < x.tiles(); ++t) {
+        const QuantTile tile = x.tile(t);
+        F result[kTile];
+        chain<form, kRows>(bytes, tile, 0, result);
+        // The first chain has brought the panel into the cache, in order.
+        if (t == 0) used_columns<form>(bytes, x, columns);
+        outliers<kRows>(tile, 0, columns, result);
+        for (int r = 0; r < tile.n; ++r) emit(result[r], out, t * kTile + r, panel * kLanes, w.rows - panel * kLanes);
     }
 }
 
-template <Chain chain, int P> void many_rows(const Weight& w, int panel, const Unpacked* u, const QuantRows& x, int row, int rows, const Out& out) {
-    int r = 0;
-    for (; r + kRows <= rows; r += kRows) tile<chain, kRows, P>(w, panel, u, x, row + r, out);
-    for (; r < rows; ++r) tile<chain, 1, P>(w, panel, u, x, row + r, out);
-}
-
-template <Form form> void linear_form(const Weight& w, int panel, int count, const QuantRows& x, int row, int rows, const Out& out, uint8_t* scratch) {
-    if (rows <= 4) {
-        for (int p = panel; p < panel + count; ++p) switch (rows) {
-            case 1: few_rows<form, 1>(w, p, x, row, out); break;
-            case 2: few_rows<form, 2>(w, p, x, row, out); break;
-            case 3: few_rows<form, 3>(w, p, x, row, out); break;
-            default: few_rows<form, 4>(w, p, x, row, out); break;
-        }
-        return;
-    }
-    constexpr Chain chain = chain_of(form);
-    Unpacked u[2];
-    for (int p = 0; p < count; ++p) {
-        u[p].q = scratch + p * (size_t(w.cols) * 16);
-        u[p].scale = reinterpret_cast<float*>(scratch + 2 * size_t(w.cols) * 16) + p * size_t(w.cols / 16) * 16;
-        unpack<form>(w, panel + p, u[p]);
-    }
-    if (kPanels == 2 && count == 2) many_rows<chain, kPanels>(w, panel, u, x, row, rows, out);
-    else for (int p = 0; p < count; ++p) many_rows<chain, 1>(w, panel + p, u + p, x, row, rows, out);
-}
-
-void linear_quant(const Weight& w, int panel, int count, const QuantRows& x, int row, int rows, const Out& out, uint8_t* scratch) {
+void linear_quant(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns) {
     switch (w.form) {
-        case Form::Q4: return linear_form<Form::Q4>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q5: return linear_form<Form::Q5>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q8: return linear_form<Form::Q8>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, count, x, row, rows, out, scratch);
-        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, count, x, row, rows, out, scratch);
+        case Form::Q4: return linear_form<Form::Q4>(w, panel, x, out, columns);
+        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, x, out, columns);
+        case Form::Q5: return linear_form<Form::Q5>(w, panel, x, out, columns);
+        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, x, out, columns);
+        case Form::Q8: return linear_form<Form::Q8>(w, panel, x, out, columns);
+        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, x, out, columns);
+        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, x, out, columns);
+        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, x, out, columns);
         default: return;
     }
 }

@@ -1,11 +1,4 @@
-// Work on one row of activations: quantising, norms, gates.
-
-// Where a row's blocks start in the arrays of QuantRows.
-inline QuantRows row_of(const QuantRows& x, int row) {
-    const size_t blocks = x.cols / 32, cols = x.cols, r = row;
-    return {x.cols, x.q + r * cols, x.d + r * blocks, x.s + r * blocks, x.neg16 + r * blocks * 2, x.neg32 + r * blocks,
-            x.wide + r, x.wide_block + r * blocks, x.wide_q + r * cols, x.wide_d + r * blocks, x.wide_neg16 + r * blocks * 2, x.wide_neg32 + r * blocks};
-}
+// Work on one row of activations: quantising, norms.
 
 inline float mean_square(const float* x, int n) {
     F ss = f_set(0.0f);
@@ -13,62 +6,76 @@ inline float mean_square(const float* x, int n) {
         const F v = load_upto(x + i, n - i);
         ss = f_fma(v, v, ss);
     }
-    return lane_tree(ss) / float(n);
+    return f_tree(ss) / float(n);
 }
 
 bool all_finite(const float* x, int n) {
     F zeros = f_set(0.0f);
     for (int i = 0; i < n; i += 16) zeros = f_add(zeros, f_mul(load_upto(x + i, n - i), f_set(0.0f)));
-    return lane_tree(zeros) == 0.0f;
+    return f_tree(zeros) == 0.0f;
 }
+
+// Row r of a record.
+struct RecordRow {
+    int8_t* q;
+    float *d, *s;
+    int32_t *total, *first;
+    RecordRow(uint8_t* record, int n, int r) {
+        q = reinterpret_cast<int8_t*>(record) + 32 * r;
+        d = reinterpret_cast<float*>(record + 32 * n) + r;
+        s = d + n;
+        total = reinterpret_cast<int32_t*>(s + n);
+        first = total + n;
+    }
+};
 
 // A row that holds an infinity or NaN has no integers; every output of it is NaN.
-void quantize_nothing(const QuantRows& to) {
-    const int blocks = to.cols / 32;
-    for (int b = 0; b < blocks; ++b) to.d[b] = to.s[b] = __builtin_nanf("");
-    __builtin_memset(to.q, 0, to.cols);
-    __builtin_memset(to.neg16, 0, sizeof(int32_t) * 2 * blocks);
-    __builtin_memset(to.neg32, 0, sizeof(int32_t) * blocks);
-    *to.wide = 0;
+void quantize_nothing(int r, const QuantTile& to) {
+    for (int b = 0; b < to.cols / 32; ++b) {
+        const RecordRow at(to.records + size_t(b) * to.n * kRecordBytes, to.n, r);
+        *at.d = *at.s = __builtin_nanf("");
+        *at.total = *at.first = 0;
+        __builtin_memset(at.q, 0, 32);
+    }
 }
 
-constexpr float kWide = 4.0f;
-
-void quantize(const float* x, int row, const QuantRows& rows) {
-    const QuantRows to = row_of(rows, row);
+int quantize(const float* x, int r, const QuantTile& to) {
     const float square = mean_square(x, to.cols);
-    if (!(square < __builtin_inff()) && !all_finite(x, to.cols)) return quantize_nothing(to);
-    const float limit = kWide * __builtin_sqrtf(square);
-    int wide = 0;
+    if (!(square < __builtin_inff()) && !all_finite(x, to.cols)) {
+        quantize_nothing(r, to);
+        return 0;
+    }
+    // Squares of smaller numbers are lost, and so would be the bound on how many outliers there are.
+    const float high = kOutlier * __builtin_sqrtf(square);
+    const F limit = f_set(high < 0x1p-60f ? 0x1p-60f : high);
+    int outliers = 0;
     for (int b = 0; b < to.cols / 32; ++b) {
-        const F x0 = f_load(x + 32 * b), x1 = f_load(x + 32 * b + 16);
-        const float amax = lane_max(f_max(f_abs(x0), f_abs(x1)));
+        F x0 = f_load(x + 32 * b), x1 = f_load(x + 32 * b + 16);
+        const uint32_t out = f_above(f_abs(x0), limit) | f_above(f_abs(x1), limit) << 16;
+        for (uint32_t left = out; left; left &= left - 1, ++outliers) {
+            const int k = 32 * b + __builtin_ctz(left);
+            to.at[size_t(outliers) * to.n + r] = k + 1;
+            to.x[size_t(outliers) * to.n + r] = x[k];
+            to.used[k / 64] |= uint64_t(1) << k % 64;
+        }
+        if (out) {
+            x0 = f_unless_lt(limit, f_abs(x0), x0);
+            x1 = f_unless_lt(limit, f_abs(x1), x1);
+        }
+        const float amax = f_highest(f_max(f_abs(x0), f_abs(x1)));
         const F inv = f_set(amax < 0x1p-100f ? 0.0f : 127.0f / amax);
         const I q0 = i_from_f(f_mul(x0, inv)), q1 = i_from_f(f_mul(x1, inv));
-        i_store_s8(to.q + 32 * b, q0);
-        i_store_s8(to.q + 32 * b + 16, q1);
-        const int32_t sum0 = i_sum(q0), sum1 = i_sum(q1);
+        const RecordRow at(to.records + size_t(b) * to.n * kRecordBytes, to.n, r);
+        i_store_s8(at.q, q0);
+        i_store_s8(at.q + 16, q1);
+        const int32_t first = i_sum(q0), total = i_sum(i_add(q0, q1));
         const float d = amax / 127.0f;
-        to.d[b] = d;
-        to.s[b] = d * float(sum0 + sum1);
-        to.neg16[2 * b] = -sum0;
-        to.neg16[2 * b + 1] = -sum1;
-        to.neg32[b] = -(sum0 + sum1);
-        if (!(amax > limit && amax >= 0x1p-100f)) continue;
-        const F fine = f_set(254.0f / d);
-        const I e0 = i_from_f(f_mul(f_sub(x0, f_mul(f_set(d), f_from_i(q0))), fine));
-        const I e1 = i_from_f(f_mul(f_sub(x1, f_mul(f_set(d), f_from_i(q1))), fine));
-        i_store_s8(to.wide_q + 32 * wide, e0);
-        i_store_s8(to.wide_q + 32 * wide + 16, e1);
-        const int32_t fine0 = i_sum(e0), fine1 = i_sum(e1);
-        to.wide_d[wide] = d / 254.0f;
-        to.s[b] = fma_one(to.wide_d[wide], float(fine0 + fine1), to.s[b]);
-        to.wide_neg16[2 * wide] = -fine0;
-        to.wide_neg16[2 * wide + 1] = -fine1;
-        to.wide_neg32[wide] = -(fine0 + fine1);
-        to.wide_block[wide++] = uint16_t(b);
+        *at.d = d;
+        *at.s = d * float(total);
+        *at.total = -total;
+        *at.first = -first;
     }
-    *to.wide = wide;
+    return outliers;
 }
 
 void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
@@ -79,20 +86,4 @@ void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
 
 void add(float* x, const float* y, int n) {
     for (int i = 0; i < n; i += 16) store_upto(x + i, f_add(load_upto(x + i, n - i), load_upto(y + i, n - i)), n - i);
-}
-
-void gated(Activation kind, const float* gate, const float* up, int n, float* y) {
-    const F one = f_set(1.0f);
-    for (int i = 0; i < n; i += 16) {
-        const F g = load_upto(gate + i, n - i);
-        F e;
-        if (kind == Activation::Silu) {
-            e = exp2_lanes(f_mul(g, f_set(-kLog2e)));
-        } else {
-            const F u = f_fma(f_mul(f_mul(f_set(0.044715f), g), g), g, g);
-            e = exp2_lanes(f_mul(u, f_set(float(-2.0 * 1.44269504088896340736 * 0.79788456080286535588))));
-        }
-        const F act = f_div(g, f_add(one, e));
-        store_upto(y + i, f_mul(act, load_upto(up + i, n - i)), n - i);
-    }
 }

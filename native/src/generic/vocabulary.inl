@@ -4,7 +4,7 @@ float row_max(const float* x, int n) {
     F high = f_set(-__builtin_inff());
     int i = 0;
     for (; i + 16 <= n; i += 16) high = f_max(f_load(x + i), high);
-    float m = lane_max(high);
+    float m = f_highest(high);
     for (; i < n; ++i) m = x[i] > m ? x[i] : m;
     return m;
 }
@@ -18,7 +18,7 @@ double sum_exp(const float* x, int n, float high) {
         F sum = f_set(0.0f);
         for (int i = chunk; i < end; i += 16)
             sum = f_add(sum, f_select(exp2_lanes(f_mul(f_sub(load_upto(x + i, end - i), top), scale)), 0, end - i, 0.0f));
-        total += double(lane_tree(sum));
+        total += double(f_tree(sum));
     }
     return total;
 }

@@ -16,7 +16,7 @@ struct F { VF v; };
 struct I { VI v; };
 struct B { VB v; };
 
-constexpr int kRows = 2, kPanels = 1;
+constexpr int kRows = 2;
 constexpr int kAttendRows = 4, kValueRows = 2, kValueVectors = 2;
 constexpr int kZero8 = 128;
 
@@ -46,23 +46,38 @@ inline F f_select(F x, int lo, int hi, float other) {
     return {in ? x.v : VF{} + other};
 }
 inline F f_unless_lt(F a, F b, F x) { return {a.v < b.v ? VF{} : x.v}; }
+inline uint32_t f_above(F a, F b) { uint32_t mask = 0; for (int l = 0; l < 16; ++l) mask |= uint32_t(a.v[l] > b.v[l]) << l; return mask; }
+inline float f_highest(F x) { float m = x.v[0]; for (int l = 1; l < 16; ++l) m = x.v[l] > m ? x.v[l] : m; return m; }
+// (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
+inline float f_tree(F x) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) x.v[l] = x.v[l] + x.v[l + width];
+    return x.v[0];
+}
 inline F f_half(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::f16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
 inline F f_bf16(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::bf16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
 
 inline I i_set(int32_t x) { return {VI{} + x}; }
+inline I i_load(const void* p) { return {load_any<VI>(p)}; }
+inline I i_bits(F x) { return {(VI)x.v}; }
+inline F f_bits(I x) { return {(VF)x.v}; }
+// a where x is NaN, b elsewhere.
+inline I i_where_nan(F x, I a, I b) { return {x.v != x.v ? a.v : b.v}; }
 inline I i_u8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_cast<const uint8_t*>(p)[l]; return {t}; }
 inline I i_s8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_cast<const int8_t*>(p)[l]; return {t}; }
 inline I i_and(I a, int m) { return {a.v & m}; }
 inline I i_or(I a, I b) { return {a.v | b.v}; }
+inline I i_sub(I a, I b) { return {a.v - b.v}; }
 inline I i_add(I a, I b) { return {a.v + b.v}; }
 template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
 template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
+inline I i_shr_by(I a, int n) { return {(VI)((VU)a.v >> n)}; }
+inline void i_store_u16(uint16_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = uint16_t(a.v[l]); }
 inline void i_store_s8(int8_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = int8_t(a.v[l]); }
 inline int32_t i_sum(I a) { int32_t sum = 0; for (int l = 0; l < 16; ++l) sum += a.v[l]; return sum; }
 
 inline B b_load(const void* p) { return {load_any<VB>(p)}; }
 inline B b_load2(const void* lower, const void* upper) { VB t; __builtin_memcpy(&t, lower, 32); __builtin_memcpy(reinterpret_cast<char*>(&t) + 32, upper, 32); return {t}; }
-inline void b_store(void* p, B x) { __builtin_memcpy(p, &x.v, 64); }
 inline B b_or(B a, B b) { return {a.v | b.v}; }
 inline B b_low(B a) { return {a.v & 15}; }
 inline B b_high(B a) { return {a.v >> 4}; }
@@ -70,14 +85,16 @@ template <int j> inline B b_bit(B a) { return {((a.v >> j) & 1) << 4}; }
 template <int j> inline B b_crumb(B a) { return {((a.v >> (2 * j)) & 3) << 4}; }
 inline B b_even_only(B a) { return {(VB)((VU)a.v & 0xffffu)}; }
 
-inline I dot(I acc, B w, const int8_t* a) {
+// Sums of u8 x s8 over quads. Quad j of a block of `bits`-bit values goes in once each, ascending; a holds 4 signed bytes for all lanes.
+using Dots = I;
+inline Dots dots_from(I start) { return start; }
+inline I total_of(Dots d) { return d; }
+template <int bits, int j> inline void add_dot(Dots& d, B w, const int8_t* a) {
     alignas(64) uint8_t bytes[64];
     __builtin_memcpy(bytes, &w.v, 64);
     const int a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    for (int l = 0; l < 16; ++l) acc.v[l] += bytes[4 * l] * a0 + bytes[4 * l + 1] * a1 + bytes[4 * l + 2] * a2 + bytes[4 * l + 3] * a3;
-    return acc;
+    for (int l = 0; l < 16; ++l) d.v[l] += bytes[4 * l] * a0 + bytes[4 * l + 1] * a1 + bytes[4 * l + 2] * a2 + bytes[4 * l + 3] * a3;
 }
-inline I dot8(I acc, B w, const int8_t* a) { return dot(acc, w, a); }
 inline F dot2(F acc, B x, const uint16_t* a) {
     const VU u = (VU)x.v;
     const VF x0 = (VF)(u << 16), x1 = (VF)(u & 0xffff0000u);

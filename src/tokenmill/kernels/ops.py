@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,6 @@ class RMSNorm:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """y = activation(gate) * up, where the row is [gate | up] and y has half its width."""
-
-    activation: Literal["silu", "gelu_tanh"]
-
-
-Prologue = RMSNorm | Gated | None
-
-
-@dataclass(frozen=True)
 class Embed:
     """out[t] = scale * weight[token t]."""
 
@@ -55,17 +45,18 @@ class Embed:
 
 @dataclass(frozen=True)
 class Linear:
-    """out = prologue(x) @ [W0 | W1 | …].T (+ bias), the weights' outputs side by side; added to `out` if `accumulate`.
+    """y = norm(x) @ [W0 | W1 | …].T (+ bias), the weights' outputs side by side.
 
-    Weights are [outputs, width of prologue(x)] each and may differ in form.
+    `result` says what becomes of y: out = y, out += y, or, with two weights of equal shape, out = activation(y0) * y1. Weights
+    are [outputs, width of x] each and may differ in form.
     """
 
     x: Buffer
     weights: tuple[str, ...]
     out: Buffer
-    prologue: Prologue = None
+    norm: RMSNorm | None = None
     bias: str | None = None
-    accumulate: bool = False
+    result: Literal["store", "add", "silu", "gelu_tanh"] = "store"
 
 
 @dataclass(frozen=True)

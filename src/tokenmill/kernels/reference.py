@@ -14,10 +14,8 @@ from tokenmill.kernels.ops import (
     Batch,
     Buffer,
     Embed,
-    Gated,
     Linear,
     Program,
-    Prologue,
     RMSNorm,
     RotateAndStore,
     Segment,
@@ -71,23 +69,18 @@ class Reference:
     def _norm(self, norm: RMSNorm, x: F32) -> F32:
         return self.arithmetic.rms_norm(x, self.vectors[norm.weight], norm.eps)
 
-    def _prologue(self, prologue: Prologue, x: F32) -> F32:
-        match prologue:
-            case RMSNorm():
-                return self._norm(prologue, x)
-            case Gated():
-                gate, up = np.split(x, 2, axis=1)
-                activation = self.arithmetic.silu if prologue.activation == "silu" else self.arithmetic.gelu_tanh
-                return activation(gate) * up
-            case None:
-                return x
-
     def _linear(self, op: Linear, buffers: dict[str, F32]) -> F32:
-        x = self._prologue(op.prologue, buffers[op.x.name])
-        y = np.concatenate([self.arithmetic.linear(x, self.weights[name]) for name in op.weights], axis=1)
+        x = buffers[op.x.name]
+        if op.norm is not None:
+            x = self._norm(op.norm, x)
+        parts = [self.arithmetic.linear(x, self.weights[name]) for name in op.weights]
+        if op.result in ("silu", "gelu_tanh"):
+            gate, up = parts
+            return (self.arithmetic.silu if op.result == "silu" else self.arithmetic.gelu_tanh)(gate) * up
+        y = np.concatenate(parts, axis=1)
         if op.bias is not None:
             y = y + self.vectors[op.bias]
-        return buffers[op.out.name] + y if op.accumulate else y
+        return buffers[op.out.name] + y if op.result == "add" else y
 
     def _rotate_and_store(self, op: RotateAndStore, qkv: F32, batch: Batch) -> F32:
         heads, kv_heads, dim = op.shape.heads, op.shape.kv_heads, op.shape.head_dim

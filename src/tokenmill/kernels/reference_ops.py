@@ -21,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 
 BLOCK = 32
 LANES = 16
-WIDE = np.float32(4)
+OUTLIER = np.float32(3)
 
 _LOG2E = 1.0 / math.log(2.0)
 _SILU = np.float32(-_LOG2E)
@@ -77,16 +77,12 @@ def in_lanes(x: F32) -> F32:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Rows of activations in blocks of 32. d, d2, s: [rows, k / 32]; q, q2: whole numbers [rows, k / 32, 32].
-
-    d2 and q2 are 0 where a block is not wide.
-    """
+    """Rows of activations in blocks of 32. d, s: [rows, k / 32]; q: whole numbers [rows, k / 32, 32]; outliers: [rows, k], 0 elsewhere."""
 
     q: F32
     d: F32
-    q2: F32
-    d2: F32
     s: F32
+    outliers: F32
 
 
 def sin_cos(angle: F64) -> tuple[F32, F32]:
@@ -145,18 +141,16 @@ class Arithmetic:
         return self.fma(a0, b0, self.fma(a1, b1, acc))
 
     def quantize(self, x: F32) -> Quantized:
-        """Quantise [rows, k]: once, and the error of wide blocks once more."""
-        blocks = x.reshape(len(x), x.shape[1] // BLOCK, BLOCK)
+        """Quantise [rows, k] without its outliers, which stay what they are."""
+        limit = np.maximum(OUTLIER * np.sqrt(self.mean_square(x)), np.float32(2.0**-60))[:, None]
+        outliers = np.where(np.abs(x) > limit, x, np.float32(0))
+        blocks = np.where(np.abs(x) > limit, np.float32(0), x).reshape(len(x), x.shape[1] // BLOCK, BLOCK)
         amax = np.abs(blocks).max(axis=-1)
         tiny = amax < np.float32(2.0**-100)
         safe = np.where(tiny, np.float32(1), amax)
         q = np.rint(blocks * np.where(tiny, np.float32(0), np.float32(127) / safe)[..., None])
         d = amax / np.float32(127)
-        wide = (amax > WIDE * np.sqrt(self.mean_square(x))[:, None]) & ~tiny
-        step = np.where(wide, d, np.float32(1))[..., None]
-        q2 = np.where(wide[..., None], np.rint((blocks - d[..., None] * q) * (np.float32(254) / step)), np.float32(0))
-        d2 = np.where(wide, d / np.float32(254), np.float32(0))
-        return Quantized(q, d, q2, d2, self.fma(d2, q2.sum(axis=-1), d * q.sum(axis=-1)))
+        return Quantized(q, d, d * q.sum(axis=-1), outliers)
 
     def mean_square(self, x: F32) -> F32:
         """Over the last axis, by lanes."""
@@ -175,19 +169,22 @@ class Arithmetic:
                 acc = self.fma(w[None, :, k], x[:, k, None], acc)
             return acc
         a = self.quantize(x)
-        for q, d, s in ((a.q, a.d, a.s), (a.q2, a.d2, None)):
-            acc = self._chain(acc, w, q, d, s)
+        acc = self._chain(acc, w, a)
+        columns = weight.dequantize()
+        for k in np.flatnonzero(a.outliers.any(axis=0)).tolist():
+            x_k = a.outliers[:, k, None]
+            acc = np.where(x_k == 0, acc, self.fma(columns[None, :, k], x_k, acc))
         return acc
 
-    def _chain(self, acc: F32, w: Blocks, q: F32, d: F32, s: F32 | None) -> F32:
+    def _chain(self, acc: F32, w: Blocks, a: Quantized) -> F32:
         size = w.q.shape[-1]
-        q = q.reshape(len(q), w.q.shape[1], size)
+        q = a.q.reshape(len(a.q), w.q.shape[1], size)
         for b in range(w.q.shape[1]):
             of_x = b * size // BLOCK
-            if s is not None and w.m is not None:
-                acc = self.fma(w.m[None, :, b], s[:, of_x, None], acc)
+            if w.m is not None:
+                acc = self.fma(w.m[None, :, b], a.s[:, of_x, None], acc)
             i = q[:, b] @ (w.q[:, b].astype(np.float32) - np.float32(w.zero)).T  # exact: whole numbers whose sums stay below 2^24
-            acc = self.fma(i * w.d[None, :, b], d[:, of_x, None], acc)  # adds nothing where d is 0
+            acc = self.fma(i * w.d[None, :, b], a.d[:, of_x, None], acc)
         return acc
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:

@@ -14,10 +14,8 @@ from tokenmill.kernels.ops import (
     Attention,
     Batch,
     Embed,
-    Gated,
     Linear,
     Program,
-    RMSNorm,
     RotateAndStore,
     Select,
 )
@@ -106,14 +104,9 @@ class Tape:
             case Embed():
                 tape.embed(self._weights[op.weight].native, index[op.out.name], op.scale)
             case Linear():
-                prologue, norm, eps = "", _NONE, 0.0
-                match op.prologue:
-                    case RMSNorm():
-                        prologue, norm, eps = "rms_norm", self._vector(op.prologue.weight), op.prologue.eps
-                    case Gated():
-                        prologue = op.prologue.activation
+                norm, eps = (_NONE, 0.0) if op.norm is None else (self._vector(op.norm.weight), op.norm.eps)
                 weights = [self._weights[name].native for name in op.weights]
-                tape.linear(index[op.x.name], weights, index[op.out.name], prologue, norm, eps, self._vector(op.bias), op.accumulate)
+                tape.linear(index[op.x.name], weights, index[op.out.name], norm, eps, self._vector(op.bias), op.result)
             case RotateAndStore():
                 norms = (self._vector(op.q_norm), self._vector(op.k_norm))
                 tape.rotate_store(index[op.qkv.name], op.layer, op.rope, op.scale, op.interleaved, *norms, op.eps)

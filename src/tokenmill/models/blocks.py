@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenmill.kernels.ops import Buffer, Embed, Gated, Linear, Program, RMSNorm, Select
+from tokenmill.kernels.ops import Buffer, Embed, Linear, Program, RMSNorm, Select
 from tokenmill.models.config import ModelConfig
 
 
@@ -15,7 +15,7 @@ class Buffers:
     x: Buffer
     qkv: Buffer
     attended: Buffer
-    gate_up: Buffer
+    gated: Buffer
     branch: Buffer
     last: Buffer
     logits: Buffer
@@ -26,7 +26,7 @@ class Buffers:
             x=Buffer("x", c.hidden),
             qkv=Buffer("qkv", c.qkv_width),
             attended=Buffer("attended", c.shape.heads * c.shape.head_dim),
-            gate_up=Buffer("gate_up", 2 * c.ffn),
+            gated=Buffer("gated", c.ffn),
             branch=Buffer("branch", c.hidden),
             last=Buffer("last", c.hidden, "outputs"),
             logits=Buffer("logits", c.vocab, "outputs"),
@@ -49,8 +49,8 @@ def finish(p: Program, c: ModelConfig, b: Buffers) -> Program:
 
 def gated_ffn(p: Program, c: ModelConfig, b: Buffers, layer: int) -> None:
     """x += down(silu(gate(norm(x))) * up(norm(x)))"""
-    p.add(Linear(b.x, (f"{layer}.gate", f"{layer}.up"), b.gate_up, RMSNorm(f"{layer}.ffn_norm", c.eps)))
-    p.add(Linear(b.gate_up, (f"{layer}.down",), b.x, Gated("silu"), accumulate=True))
+    p.add(Linear(b.x, (f"{layer}.gate", f"{layer}.up"), b.gated, RMSNorm(f"{layer}.ffn_norm", c.eps), result="silu"))
+    p.add(Linear(b.gated, (f"{layer}.down",), b.x, result="add"))
 
 
 def project_qkv(p: Program, c: ModelConfig, b: Buffers, layer: int, bias: bool = False) -> None:

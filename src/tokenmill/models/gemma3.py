@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.kernels.ops import AddNorm, Attention, Gated, Linear, Program, RMSNorm, RotateAndStore
+from tokenmill.kernels.ops import AddNorm, Attention, Linear, Program, RMSNorm, RotateAndStore
 from tokenmill.models import reading
 from tokenmill.models.blocks import Buffers, begin, finish, project_qkv
 from tokenmill.models.config import Fields, Layer, ModelConfig, inverse_frequencies
@@ -73,7 +73,7 @@ def program(c: ModelConfig) -> Program:
         p.add(Attention(i, c.shape, b.attended, layer.window))
         p.add(Linear(b.attended, (f"{i}.o",), b.branch))
         p.add(AddNorm(b.x, b.branch, RMSNorm(f"{i}.post_attn_norm", c.eps)))
-        p.add(Linear(b.x, (f"{i}.gate", f"{i}.up"), b.gate_up, RMSNorm(f"{i}.ffn_norm", c.eps)))
-        p.add(Linear(b.gate_up, (f"{i}.down",), b.branch, Gated("gelu_tanh")))
+        p.add(Linear(b.x, (f"{i}.gate", f"{i}.up"), b.gated, RMSNorm(f"{i}.ffn_norm", c.eps), result="gelu_tanh"))
+        p.add(Linear(b.gated, (f"{i}.down",), b.branch))
         p.add(AddNorm(b.x, b.branch, RMSNorm(f"{i}.post_ffn_norm", c.eps)))
     return finish(p, c, b)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tokenmill.core.errors import ModelFileError, UnknownArchitecture
 from tokenmill.kernels.native import PackedWeight, Pool
-from tokenmill.kernels.ops import AddNorm, Embed, Linear, Program, RMSNorm, RotateAndStore
+from tokenmill.kernels.ops import AddNorm, Embed, Linear, Program, RotateAndStore
 from tokenmill.models import gemma3, llama, qwen2, qwen3
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.source import Source, as_float32
@@ -82,8 +82,8 @@ def needed(program: Program) -> tuple[list[str], dict[str, int]]:
                 weights[op.weight] = None
             case Linear():
                 weights.update(dict.fromkeys(op.weights))
-                if isinstance(op.prologue, RMSNorm):
-                    vectors[op.prologue.weight] = op.x.width
+                if op.norm is not None:
+                    vectors[op.norm.weight] = op.x.width
                 if op.bias is not None:
                     vectors[op.bias] = op.out.width
             case RotateAndStore():

@@ -20,6 +20,6 @@ def program(c: ModelConfig) -> Program:
         project_qkv(p, c, b, i, bias=True)
         p.add(RotateAndStore(b.qkv, i, c.shape, layer.rope, c.query_scale))
         p.add(Attention(i, c.shape, b.attended, layer.window))
-        p.add(Linear(b.attended, (f"{i}.o",), b.x, accumulate=True))
+        p.add(Linear(b.attended, (f"{i}.o",), b.x, result="add"))
         gated_ffn(p, c, b, i)
     return finish(p, c, b)

@@ -20,6 +20,6 @@ def program(c: ModelConfig) -> Program:
         project_qkv(p, c, b, i)
         p.add(RotateAndStore(b.qkv, i, c.shape, layer.rope, c.query_scale, False, f"{i}.q_norm", f"{i}.k_norm", c.eps))
         p.add(Attention(i, c.shape, b.attended, layer.window))
-        p.add(Linear(b.attended, (f"{i}.o",), b.x, accumulate=True))
+        p.add(Linear(b.attended, (f"{i}.o",), b.x, result="add"))
         gated_ffn(p, c, b, i)
     return finish(p, c, b)
