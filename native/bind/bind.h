@@ -19,3 +19,4 @@ void bind_pool(nb::module_& m);
 void bind_weight(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sample(nb::module_& m);
+void bind_ceilings(nb::module_& m);

@@ -6,4 +6,5 @@ NB_MODULE(_native, m) {
     bind_weight(m);
     bind_tape(m);
     bind_sample(m);
+    bind_ceilings(m);
 }

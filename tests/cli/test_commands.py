@@ -24,7 +24,7 @@ def tokenmill(*args: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", RUN, *args], capture_output=True, text=True, timeout=120, check=False, **settings)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], []])
+@pytest.mark.parametrize("args", [["--help"], ["--version"], [], ["bench"], ["bench", "--help"]])
 def test_help_and_version_load_no_model_library(args: list[str]) -> None:
     watch = f"import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules)); {RUN}"
     out = subprocess.run([sys.executable, "-c", watch, *args], capture_output=True, text=True, timeout=60, check=False).stdout
@@ -39,6 +39,8 @@ def test_help_and_version_load_no_model_library(args: list[str]) -> None:
         "starlette",
         "jinja2",
         "tokenmill.cli.pull",
+        "tokenmill.cli.bench.kernels",
+        "tokenmill.measure",
     }
 
 
@@ -68,7 +70,11 @@ def test_help_lists_every_command_with_its_line() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_commands_docstring_begins_with_its_line(name: str) -> None:
-    assert importlib.import_module(f"tokenmill.cli.{name}").command.__doc__.startswith(COMMANDS[name])
+    module = importlib.import_module(f"tokenmill.cli.{name}")
+    for inner, line in getattr(module, "COMMANDS", {}).items():
+        assert importlib.import_module(f"tokenmill.cli.{name}.{inner}").command.__doc__.startswith(line)
+    if not hasattr(module, "COMMANDS"):
+        assert module.command.__doc__.startswith(COMMANDS[name])
 
 
 @pytest.mark.parametrize("name", ["pull", "models", "rm"])
@@ -87,6 +93,7 @@ def test_each_command_has_its_own_help(name: str) -> None:
         (["pul"], 2, "Did you mean 'pull'?"),
         (["pull"], 2, "Missing argument"),
         (["models", "--jso"], 2, "No such option"),
+        (["bench", "serv"], 2, "Did you mean 'serve'?"),
     ],
 )
 def test_errors_are_messages_on_stderr_without_a_traceback(args: list[str], status: int, message: str) -> None:

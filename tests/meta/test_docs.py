@@ -21,6 +21,8 @@ from tokenmill.cli.main import COMMANDS
 from tokenmill.cli.run import Report, Timings, Usage
 from tokenmill.core.config import BlockManagerConfig, CompressionConfig, EngineConfig, KVCacheConfig
 from tokenmill.llm import outputs
+from tokenmill.measure import report as measure
+from tokenmill.measure.machine import Machine
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLI = (DOCS / "cli.md").read_text()
@@ -32,10 +34,22 @@ def named(page: str) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
 
 
+def all_commands() -> dict[str, str]:
+    """Every command with its line; those of a group come after it, as `bench kernels`."""
+    found: dict[str, str] = {}
+    for name, line in COMMANDS.items():
+        group = getattr(importlib.import_module(f"tokenmill.cli.{name}"), "COMMANDS", {})
+        found |= {name: line} | {f"{name} {inner}": text for inner, text in group.items()}
+    return found
+
+
 def table(name: str) -> str:
-    """The arguments and options of a command, as docs/cli.md lists them."""
+    """The arguments and options of a command, as docs/cli.md lists them; of a group, its commands."""
+    module = importlib.import_module(f"tokenmill.cli.{name.replace(' ', '.')}")
+    if hasattr(module, "COMMANDS"):
+        return "\n".join(["| command | |", "|---|---|", *(f"| `{inner}` | {line} |" for inner, line in module.COMMANDS.items())])
     single = typer.Typer(add_completion=False)
-    single.command(name)(importlib.import_module(f"tokenmill.cli.{name}").command)
+    single.command(name)(module.command)
     rows = [_row(parameter) for parameter in typer.main.get_command(single).params if parameter.name != "help"]
     return "\n".join(["| option | | default |", "|---|---|---|", *rows])
 
@@ -46,21 +60,26 @@ def _row(parameter: Any) -> str:
     return f"| `{shown}` | {parameter.help} | {default} |"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", all_commands())
 def test_every_command_is_documented_with_all_its_options(name: str) -> None:
-    heading = f"## tokenmill {name}\n\n{COMMANDS[name]}\n"
+    heading = f"## tokenmill {name}\n\n{all_commands()[name]}\n"
     assert heading in CLI
     section = CLI.partition(heading)[2].partition("\n## ")[0]
     assert table(name) in section, f"docs/cli.md must have this table under {name}:\n{table(name)}"
 
 
 def test_no_command_is_documented_that_does_not_exist() -> None:
-    assert re.findall(r"^## tokenmill (\S+)$", CLI, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^## tokenmill (.+)$", CLI, re.MULTILINE) == list(all_commands())
 
 
 @pytest.mark.parametrize("struct", [Report, Usage, Timings])
 def test_every_field_of_runs_json_is_documented(struct: type[msgspec.Struct]) -> None:
     assert {field.name for field in msgspec.structs.fields(struct)} <= named(CLI)
+
+
+@pytest.mark.parametrize("struct", [measure.Report, measure.Ceilings, Machine])
+def test_every_field_of_a_benchmarks_json_is_documented(struct: type[msgspec.Struct]) -> None:
+    assert {field.name for field in msgspec.structs.fields(struct)} <= named((DOCS / "benchmarking.md").read_text())
 
 
 @pytest.mark.parametrize("struct", [EngineConfig, BlockManagerConfig, KVCacheConfig, CompressionConfig, SamplingParams])

@@ -20,27 +20,38 @@ COMMANDS = {
     "pull": "Fetch a model into the cache and print its path.",
     "models": "List the known models and those in the cache.",
     "rm": "Delete a model from the cache.",
+    "bench": "Measure kernels, engine and servers, with floors and ratios.",
 }
-"""Every command and its help line; `tokenmill.cli.<name>` has the function `command` whose docstring begins with that line."""
+"""Every command and its help line. `tokenmill.cli.<name>` has the function `command` whose docstring begins with that line, or,
+for a group of commands, such a table of its own."""
 
 
 class LazyCommand(typer.core.TyperCommand):
     """Stands for a command in the help; becomes the real one when it is parsed."""
 
+    def __init__(self, module: str, line: str) -> None:
+        super().__init__(module.rpartition(".")[2], help=line)
+        self._module = module
+
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        module = importlib.import_module(f"tokenmill.cli.{self.name}")
+        return self._real().make_context(info_name, args, parent=parent, **extra)
+
+    def _real(self) -> Any:
+        module = importlib.import_module(self._module)
+        if hasattr(module, "COMMANDS"):
+            return LazyGroup(name=self.name, help=self.help, no_args_is_help=True, package=self._module, table=module.COMMANDS)
         single = typer.Typer(add_completion=False)
         single.command(self.name)(module.command)
-        return typer.main.get_command(single).make_context(info_name, args, parent=parent, **extra)
+        return typer.main.get_command(single)
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """All commands of the table, unimported."""
+    """All commands of a table, unimported."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, package: str = "tokenmill.cli", table: dict[str, str] = COMMANDS, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, line in COMMANDS.items():
-            self.add_command(LazyCommand(name, help=line))
+        for name, line in table.items():
+            self.add_command(LazyCommand(f"{package}.{name}", line))
 
 
 def _print_version(wanted: bool) -> None:

@@ -34,6 +34,9 @@ class RMSNorm:
     eps: float
 
 
+Result = Literal["store", "add", "silu", "gelu_tanh"]
+
+
 @dataclass(frozen=True)
 class Embed:
     """out[t] = scale * weight[token t]."""
@@ -56,7 +59,7 @@ class Linear:
     out: Buffer
     norm: RMSNorm | None = None
     bias: str | None = None
-    result: Literal["store", "add", "silu", "gelu_tanh"] = "store"
+    result: Result = "store"
 
 
 @dataclass(frozen=True)

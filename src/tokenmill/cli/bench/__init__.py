@@ -1,0 +1,10 @@
+"""`tokenmill bench`"""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "kernels": "Measure single ops beside this machine's ceilings.",
+    "latency": "Measure the time to the first token and between tokens.",
+    "throughput": "Measure a batch job, or single steps by batch size.",
+    "serve": "Put a load on a server and measure what clients see.",
+}

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import serving
+from typer.testing import CliRunner
+
+from tokenmill.cli.main import app
+from tokenmill.core.errors import TokenmillError
+from tokenmill.measure import kernels
+from tokenmill.measure.report import Report
+from tokenmill.measure.server import OwnServer
+
+RUN = "from tokenmill.cli.main import main; main()"
+COMMAND = [sys.executable, "-c", RUN, "bench"]
+
+
+def bench(*args: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=120, check=False, **settings)
+
+
+def report(result: subprocess.CompletedProcess[str]) -> Report:
+    """What `--json -` printed: all of standard output, and of the fields that are documented."""
+    assert result.returncode == 0, result.stderr
+    return msgspec.json.decode(result.stdout, type=Report)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["serve"], "give a MODEL to measure it here, or --url URL of a server"),
+        (["serve", "m", "--url", "http://h"], "give a MODEL or --url URL, not both"),
+        (["serve", "m", "--model", "x"], "--model has no part in measuring a MODEL"),
+        (["serve", "m", "--rate", "1", "--concurrency", "2"], "give --rate (open loop) or --concurrency (closed loop), not both"),
+        (["serve", "m", "--rate", "0"], "--rate is 0, but must be above 0"),
+        (["serve", "m", "--slo-ttft", "-1"], "--slo-ttft is -1, but must be above 0"),
+        (["serve", "m", "--prompt-tokens", "many"], "--prompt-tokens is 'many'"),
+        (["serve", "--url", "nowhere"], "--url is 'nowhere', but must be like http://"),
+        (["serve", "--url", "http://h", "--threads", "2"], "--threads has no part in measuring --url"),
+        (["serve", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9/v1: ConnectError"),
+        (["serve", "no-such-model"], "the server did not start: unknown model 'no-such-model'"),
+        (["latency", "m", "--endpoint", "chat"], "--endpoint has no part in measuring a MODEL in this process"),
+        (["latency", "m", "--streams", "1,x"], "--streams is '1,x', but must be numbers between 1 and 4096"),
+        (["latency", "--url", "http://127.0.0.1:9", "--model", "m"], "did not answer a first request: ConnectError"),
+        (["throughput", "m", "--tape", "--requests", "3"], "--requests has no part in --tape"),
+        (["throughput", "m", "--batch-sizes", "4", "--output-tokens", "3"], "--output-tokens has no part in --batch-sizes"),
+        (["throughput", "m", "--context", "3"], "--context has no part in a batch job"),
+        (["throughput", "m", "--tape", "--prompt-tokens", "1-2"], "--prompt-tokens must be one number with --tape"),
+        (["throughput", "m", "--json", "/no/such/folder/x"], "--json: /no/such/folder/x cannot be written"),
+        (["throughput", "m", "--tape", "--plot", "x.svg"], "--plot writes PNG, so x.svg must end in .png"),
+        (["throughput", "no-such-model"], "unknown model 'no-such-model'"),
+        (["kernels", "m", "--forms", "Q4_1"], "--forms has no part in measuring a MODEL"),
+        (["kernels", "--rows", "0"], "--rows is '0', but must be numbers between 1 and 4096"),
+        (["kernels", "--forms", "Q9"], "--forms: there is no weight form 'Q9'"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(args: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *args])
+    assert isinstance(result.exception, TokenmillError), result.output
+    assert message in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_an_error_is_a_line_without_a_traceback() -> None:
+    result = bench("serve", "--url", "http://127.0.0.1:9")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("tokenmill: cannot reach http://127.0.0.1:9/v1: ConnectError")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_kernels_are_measured_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "largest_cache", lambda: 1 << 20)
+    monkeypatch.setattr(kernels, "CONTEXTS", (16, 64))
+    file = tmp_path / "kernels.json"
+    args = ["bench", "kernels", "--forms", "Q4_K", "--rows", "1,2", "--threads", "1", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["tokenmill", *args])
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert "ceilings: reads" in result.stdout
+    written = msgspec.json.decode(file.read_bytes(), type=Report)
+    # of the reference shapes only `down` has rows that are whole blocks of 256
+    assert [(row["op"], row["form"], row["rows"]) for row in written.tables["linear"]] == [("down", "Q4_K", 1), ("down", "Q4_K", 2)]
+    assert written.tables["attention"]
+    assert written.ceilings is not None
+    assert written.command == ["tokenmill", *args]
+
+
+def test_the_forward_pass_is_measured_as_json(smollm2_path: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "steps.png"
+    args = ["--tape", "--prompt-tokens", "16", "--batch-sizes", "1,2", "--context", "8", "--threads", "1", "--plot", str(chart)]
+    found = report(bench("throughput", str(smollm2_path), *args, "--json", "-"))
+    rows = [(row["phase"], row["tokens"]) for row in found.tables["forward"]]
+    assert rows == [("prefill", 16), ("decode", 1), ("decode", 2)]
+    assert found.settings == {"seed": 0, "prompt_tokens": 16, "batch_sizes": [1, 2], "context": 8}
+    assert (found.benchmark, found.model, found.threads) == ("throughput", str(smollm2_path), 1)
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_batch_job_prints_a_table(smollm2_path: Path) -> None:
+    args = ["--requests", "2", "--prompt-tokens", "4-8", "--output-tokens", "3", "--threads", "1"]
+    result = bench("throughput", str(smollm2_path), *args)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[0] for line in result.stdout.split("offline throughput\n")[1].splitlines()] == [
+        *("phase", "prefill", "decode", "output", "total")
+    ]
+
+
+def test_latency_of_a_model_has_floors(smollm2_path: Path) -> None:
+    args = ["--prompt-tokens", "8", "--streams", "1,2", "--output-tokens", "3", "--rounds", "1", "--threads", "1", "--json", "-"]
+    rows = report(bench("latency", str(smollm2_path), *args)).tables["latency"]
+    assert [(row["streams"], row["prompt_tokens"], row["ttft_floor"] is None) for row in rows] == [(1, 8, False), (2, 8, True)]
+    assert all(row["itl_ratio"] == pytest.approx(float(row["itl_floor"] or 0) / float(row["itl_p50"] or 0)) for row in rows)
+
+
+def test_a_server_of_our_own_is_put_under_load(smollm2_path: Path) -> None:
+    args = ["--rate", "50", "--requests", "6", "--prompt-tokens", "4", "--output-tokens", "2-3", "--shared-prefix", "24"]
+    slo = ["--slo-ttft", "60000", "--slo-itl", "60000"]
+    found = report(bench("serve", str(smollm2_path), *args, *slo, "--threads", "1", "--json", "-"))
+    (row,) = found.tables["totals"]
+    assert (row["requests"], row["completed"], row["failed"], row["good_share"]) == (6, 6, 0, 1.0)
+    assert row["prompt_tokens"] == 6 * 28
+    assert int(row["cached_tokens"] or 0) > 0
+    assert 12 <= int(row["output_tokens"] or 0) <= 18
+    assert {time["what"] for time in found.tables["times"]} == {"TTFT", "ITL", "TPOT", "E2E", "client lag"}
+    assert found.threads == 1
+
+
+def test_our_own_server_is_gone_afterwards(smollm2_path: Path) -> None:
+    with OwnServer(str(smollm2_path), 1) as own:
+        process = own._process
+        assert process.poll() is None
+        assert own.url.startswith("http://127.0.0.1:")
+    assert process.poll() is not None
+
+
+def test_ctrl_c_shows_what_was_measured_until_then() -> None:
+    with serving.scripted(script={"step_seconds": 0.01}) as served:
+        args = ["serve", "--url", served.url, "--model", "parrot", "--rate", "100", "--duration", "60", "--json", "-"]
+        lengths = ["--prompt-tokens", "4", "--output-tokens", "2"]
+        with subprocess.Popen([*COMMAND, *args, *lengths], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "Ctrl-C" in process.stderr.readline()
+            serving.until(lambda: served.metric("generation_tokens_total") > 20)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["tables"]["totals"][0]["completed"] > 0
+
+
+def test_a_key_is_not_written_down() -> None:
+    with serving.scripted(api_key="sesame") as served:
+        args = ["serve", "--url", served.url, "--model", "parrot", "--requests", "1", "--prompt-tokens", "4", "--output-tokens", "2"]
+        for given in (["--api-key", "sesame"], ["--api-key=sesame"]):
+            result = bench(*args, *given, "--json", "-")
+            assert result.returncode == 0, result.stderr
+            assert "sesame" not in result.stdout
