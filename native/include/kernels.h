@@ -7,7 +7,7 @@
 namespace mill {
 
 // An element above this many times its row's root mean square is an outlier (docs/numerics.md).
-constexpr float kOutlier = 3.0f;
+constexpr float kOutlier = 3.5f;
 
 // A tile of up to kTile rows of activations, quantised per block of 32 and interleaved, so that a kernel reads it as one stream.
 // A record is a block of all n rows: q s8[n][32], d f32[n], s f32[n], and minus the sums of q over the block and over its first half, s32[n] each.
@@ -32,7 +32,7 @@ struct QuantRows {
     int* slots;            // [tiles]
 
     // More outliers than this would by themselves exceed the row's sum of squares.
-    [[gnu::always_inline]] static constexpr int max_slots(int cols) { return cols / 8 + 1; }
+    [[gnu::always_inline]] static constexpr int max_slots(int cols) { return cols / 12 + 1; }
     [[gnu::always_inline]] static constexpr int words(int cols) { return (cols + 63) / 64; }
     [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
     [[gnu::always_inline]] QuantTile tile(int t) const {
@@ -41,7 +41,7 @@ struct QuantRows {
                 used + size_t(t) * words(cols), at + slot, x + slot};
     }
 };
-static_assert(kOutlier * kOutlier > 8);
+static_assert(kOutlier * kOutlier > 12);
 
 enum class Activation : int { Silu, GeluTanh };
 
@@ -84,6 +84,19 @@ struct RotateArgs {
     int slot;                    // position within the frame
 };
 
+// Where a column of a weight lies in a panel of its form, as byte offsets and shifts. high: of the plane with the fifth and sixth bits.
+struct ColumnPlace {
+    uint32_t unit, vector, high;
+    uint8_t shift, high_shift, block, half;   // block: within its unit
+};
+
+// For a thread's linear ops, whose inputs have up to `cols` elements.
+struct LinearScratch {
+    float* columns;        // [1 + cols][16]: a panel's columns with outliers, one after the other; the first stays 0
+    ColumnPlace* places;   // [cols]: of those columns in a panel
+    uint16_t* number;      // [1 + cols]: which column holds element k, at k + 1; the first stays 0
+};
+
 struct Kernels {
     const char* name;
     int attend_rows;             // rows that attend_cut likes to take at once, at most kMaxAttendRows
@@ -92,9 +105,9 @@ struct Kernels {
     int (*quantize)(const float* x, int r, const QuantTile& to);
     void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
     void (*add)(float* x, const float* y, int n);
-    // One panel of a weight for all rows of x. columns: column_floats(cols) of scratch, of which the first 16 stay 0.
-    void (*linear_quant)(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns);
-    void (*linear_dense)(const Weight& w, int panel, const float* x, size_t x_stride, int rows, const Out& out);
+    // Panels [panel, end) of a weight for all rows of x.
+    void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch);
+    void (*linear_dense)(const Weight& w, int panel, int end, const float* x, size_t x_stride, int rows, const Out& out);
     void (*rotate_store)(const RotateArgs& a);
     // One cut for `rows` rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.
     void (*attend_cut)(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int head_dim, AttendScratch& scratch, CutResult& out);
@@ -106,8 +119,6 @@ struct Kernels {
     double (*sum_exp)(const float* x, int n, float high);     // of exp(x - high)
     void (*exp2_scaled)(const float* x, int n, float scale, float offset, float* y);   // exp2(x * scale + offset)
 };
-
-inline size_t column_floats(int cols) { return (size_t(cols) + 1) * kLanes; }
 
 const Kernels& portable_kernels();
 #if defined(__x86_64__)

@@ -31,7 +31,7 @@ public:
     void wait() const;
 
 private:
-    int n_ = 0, grain_ = 1;
+    int n_ = 0, threads_ = 1;
     alignas(64) std::atomic<int> at_{0};
     alignas(64) std::atomic<int> done_{0};
 };

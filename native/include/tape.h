@@ -44,7 +44,7 @@ struct StepState {
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
-    Memory columns, row, o, total;   // columns: kernels.h; row: the widest linear op's input
+    Memory columns, places, number, row, o, total;   // the first three: LinearScratch; row: the widest linear op's input
 };
 
 // Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
@@ -115,7 +115,7 @@ private:
     std::vector<ThreadScratch> scratch_;
     StepState state_;
     int vocabulary_ = 0;
-    size_t select_phase_ = 0;
+    size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed
 
     Memory kv_, q_;
     // Input of the linear op under way: normed, for dense weights, and quantised. Shared, since ops run one after another.

@@ -65,6 +65,8 @@ struct InputPhase final : Phase {
             for (int r = 0; r < tile.n; ++r) {
                 const size_t row = size_t(item) * kTile + r;
                 const float* y = x + row * cols;
+                // Other threads wrote these rows: they are fetched from their caches ahead of use.
+                if (r + 1 < tile.n) for (int i = 0; i < cols; i += 16) __builtin_prefetch(y + cols + i);
                 if (!norm.empty()) {
                     float* to = dense ? dense + row * cols : scratch.row.as<float>();
                     k.rms_norm(y, norm.data(), eps, cols, to);
@@ -107,29 +109,36 @@ struct LinearPhase final : Phase {
     int items(const StepState& s) const override { return (output_rows ? s.outputs : s.rows) ? total : 0; }
     void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
         const int rows = output_rows ? s.outputs : s.rows;
-        size_t which = 0;
-        for (int item = begin; item < end; ++item) {
-            Out to = out;
-            if (out.kind == Out::Gate) {
-                to.kind = Out::Store;
-                panel(*weights[0], item, rows, to, scratch);
-                panel(*weights[1], item, rows, out, scratch);
-                continue;
+        if (out.kind == Out::Gate) {
+            // In short runs, so that what the first weight gives is still in the cache when the second multiplies it.
+            for (int at = begin; at < end; at += kGatePanels) {
+                const int stop = std::min(end, at + kGatePanels);
+                Out first = out;
+                first.kind = Out::Store;
+                panels(*weights[0], at, stop, rows, first, scratch);
+                panels(*weights[1], at, stop, rows, out, scratch);
             }
-            while (which + 1 < weights.size() && item >= first_item[which + 1]) ++which;
-            to.out += first_output[which];
-            to.bias = bias.empty() ? nullptr : bias.data() + first_output[which];
-            panel(*weights[which], item - first_item[which], rows, to, scratch);
+            return;
+        }
+        for (size_t i = 0; i < weights.size(); ++i) {
+            const int from = std::max(begin, first_item[i]) - first_item[i], to = std::min(end - first_item[i], weights[i]->panels());
+            if (from >= to) continue;
+            Out part = out;
+            part.out += first_output[i];
+            part.bias = bias.empty() ? nullptr : bias.data() + first_output[i];
+            panels(*weights[i], from, to, rows, part, scratch);
         }
     }
 
 private:
-    void panel(const Weight& w, int panel, int rows, const Out& to, ThreadScratch& scratch) const {
-        if (traits(w.form).dense()) return k.linear_dense(w, panel, x, w.cols, rows, to);
+    static constexpr int kGatePanels = 4;
+
+    void panels(const Weight& w, int begin, int end, int rows, const Out& to, ThreadScratch& scratch) const {
+        if (traits(w.form).dense()) return k.linear_dense(w, begin, end, x, w.cols, rows, to);
         QuantRows from = *quant;
         from.rows = rows;
         from.cols = w.cols;
-        k.linear_quant(w, panel, from, to, scratch.columns.as<float>());
+        k.linear_quant(w, begin, end, from, to, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>(), scratch.number.as<uint16_t>()});
     }
 };
 

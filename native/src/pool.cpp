@@ -40,8 +40,7 @@ void Barrier::wait() {
 
 void Claims::reset(int n, int threads) {
     n_ = n;
-    // About eight runs per thread: enough to even out a disturbed core, few enough to keep memory streams long.
-    grain_ = threads == 1 ? std::max(1, n) : std::max(1, n / (threads * 8));
+    threads_ = threads;
     at_.store(0, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
 }
@@ -54,9 +53,13 @@ void Claims::wait() const {
 }
 
 bool Claims::next(int& begin, int& end) {
-    begin = at_.fetch_add(grain_, std::memory_order_relaxed);
-    end = std::min(n_, begin + grain_);
-    return begin < n_;
+    // Half a fair share of what is left: long runs first, which keep memory streams long, and short ones at the end, so that threads arrive together.
+    begin = at_.load(std::memory_order_relaxed);
+    do {
+        if (begin >= n_) return false;
+        end = begin + (threads_ == 1 ? n_ - begin : std::max(1, (n_ - begin) / (2 * threads_)));
+    } while (!at_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+    return true;
 }
 
 Pool::Pool(int threads) : barrier_(threads) {

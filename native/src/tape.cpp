@@ -35,7 +35,9 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
     scratch_.resize(pool_->threads());
     for (auto& s : scratch_) {
         s.attend = std::make_unique<AttendScratch>();
-        s.columns = Memory(column_floats(shape.max_cols) * sizeof(float));
+        s.columns = Memory((cols + 1) * kLanes * sizeof(float));
+        s.places = Memory(cols * sizeof(ColumnPlace));
+        s.number = Memory((cols + 1) * sizeof(uint16_t));
         s.row = Memory(cols * sizeof(float));
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
@@ -133,7 +135,7 @@ void Tape::add_norm(int x, int y, std::vector<float> weight, float eps) {
 
 void Tape::select(int x, int out) {
     if (buffers_.at(x).width != buffers_.at(out).width || buffers_[x].output_rows || !buffers_[out].output_rows) refuse("select has unequal buffers");
-    select_phase_ = phases_.size();
+    if (select_phase_ == 0) select_phase_ = phases_.size();
     push<SelectPhase>(at(x), at(out), buffers_.at(x).width);
 }
 

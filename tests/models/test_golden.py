@@ -37,7 +37,7 @@ CLEAR = 0.1
 """Nats of lead below which the first choice may rightly be another."""
 AGREEMENT = 0.985
 """Share of the positions with a clear lead at which the first choice is the same."""
-PREFIX = {"portable": 120}
+PREFIX = {"portable": 300}
 """Tokens of the long text that a slow kernel variant reads; the others read 600, past the first attention cut."""
 
 

@@ -12,6 +12,7 @@ struct I { __m256i v[2]; };
 struct B { __m256i v[2]; };   // 64 bytes
 
 constexpr int kRows = 2;
+constexpr int kScoreTiles = 1;
 constexpr int kAttendRows = 4, kValueRows = 3, kValueVectors = 2;
 constexpr int kZero8 = 0;     // add_dot takes the 128 off itself
 
@@ -83,15 +84,22 @@ inline void i_store_u16(uint16_t* p, I a) {
     const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.v[0], a.v[1]), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
 }
-inline void i_store_s8(int8_t* p, I a) {
+inline __m128i bytes_of(I a) {
     const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.v[0], a.v[1]), 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
+    return _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
 }
-inline int32_t i_sum(I a) {
-    const __m256i b = _mm256_add_epi32(a.v[0], a.v[1]);
-    const __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
-    const __m128i d = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
+// The sum of 16 signed bytes, which psadbw takes as unsigned.
+inline int32_t byte_sum(__m128i x) {
+    const __m128i sums = _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 128 * 16;
+}
+// 32 numbers as signed bytes, and the sums of the first 16 and of all.
+inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
+    const __m128i b0 = bytes_of(q0), b1 = bytes_of(q1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b0);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + 1, b1);
+    first = byte_sum(b0);
+    total = first + byte_sum(b1);
 }
 
 inline B b_load2(const void* lower, const void* upper) { return {{_mm256_loadu_si256(static_cast<const __m256i*>(lower)), _mm256_loadu_si256(static_cast<const __m256i*>(upper))}}; }

@@ -12,6 +12,7 @@ struct I { __m512i v; };
 struct B { __m512i v; };   // 64 bytes
 
 constexpr int kRows = 8;       // rows that the large-M kernel holds in registers
+constexpr int kScoreTiles = 2;
 constexpr int kAttendRows = 8, kValueRows = 4, kValueVectors = 4;
 constexpr int kZero8 = 128;    // what add_dot expects the caller to take off for bytes
 
@@ -68,8 +69,20 @@ template <int n> inline I i_shl(I a) { return {_mm512_slli_epi32(a.v, n)}; }
 template <int n> inline I i_shr(I a) { return {_mm512_srli_epi32(a.v, n)}; }
 inline I i_shr_by(I a, int n) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(n))}; }
 inline void i_store_u16(uint16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
-inline void i_store_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
-inline int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a.v); }
+
+// The sum of 16 signed bytes in each half of x, which psadbw takes as unsigned.
+inline void byte_sums(__m256i x, int32_t& first, int32_t& total) {
+    const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(x, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    const __m128i low = _mm256_castsi256_si128(sums), high = _mm256_extracti128_si256(sums, 1);
+    first = _mm_cvtsi128_si32(_mm_add_epi32(low, _mm_unpackhi_epi64(low, low))) - 128 * 16;
+    total = first + _mm_cvtsi128_si32(_mm_add_epi32(high, _mm_unpackhi_epi64(high, high))) - 128 * 16;
+}
+// 32 numbers as signed bytes, and the sums of the first 16 and of all.
+inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(q0.v)), _mm512_cvtepi32_epi8(q1.v), 1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+    byte_sums(both, first, total);
+}
 
 inline B b_load(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline B b_load2(const void* lower, const void* upper) {

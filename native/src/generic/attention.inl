@@ -49,19 +49,38 @@ void rotate_store(const RotateArgs& a) {
     }
 }
 
-template <int R> void scores(const VisibleRow* rows, const uint8_t* const* frames, int first, int last, int hd, AttendScratch& t) {
-    for (int f = first & ~1; f < last; f += 2) {
-        // A tile is two frames; a missing one is replaced by its neighbour and never looked at.
-        const uint8_t* lower = frames[f < first ? f + 1 : f];
-        const uint8_t* upper = frames[f + 1 < last ? f + 1 : f < first ? f + 1 : f];
-        F acc[R];
-        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
-        for (int i = 0; i < hd / 2; ++i) {
-            const B keys = b_load2(lower + 32 * size_t(i), upper + 32 * size_t(i));
-            UNROLL for (int r = 0; r < R; ++r) acc[r] = dot2(acc[r], keys, rows[r].q + 2 * i);
-        }
-        UNROLL for (int r = 0; r < R; ++r) f_store(&t.score[r][8 * f], acc[r]);
+// Scores of R rows for T tiles of 16 positions, from frame f on. A tile is two frames; one that is not in [first, last) is replaced by its
+// neighbour and never looked at. Meanwhile the keys of the next tiles and the values of these are fetched.
+template <int R, int T> inline void score_tiles(const VisibleRow* rows, const uint8_t* const* frames, int f, int first, int last, int hd, AttendScratch& t) {
+    const uint8_t *frame[2 * T], *next[2 * T];
+    UNROLL for (int i = 0; i < 2 * T; ++i) {
+        const int wanted = f + i < first ? f + i + 1 : f + i < last ? f + i : f + i - 1;
+        frame[i] = frames[wanted];
+        next[i] = frames[wanted + 2 * T < last ? wanted + 2 * T : wanted];
     }
+    F acc[T][R];
+    UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) acc[i][r] = f_set(0.0f);
+    for (int i = 0; i < hd / 2; i += 2) {
+        UNROLL for (int j = 0; j < 2 * T; ++j) {
+            __builtin_prefetch(next[j] + 32 * size_t(i), 0, 3);
+            __builtin_prefetch(frame[j] + 16 * size_t(hd) + 32 * size_t(i), 0, 2);
+        }
+        UNROLL for (int pair = 0; pair < 2; ++pair) {
+            B keys[T];
+            UNROLL for (int j = 0; j < T; ++j) keys[j] = b_load2(frame[2 * j] + 32 * size_t(i + pair), frame[2 * j + 1] + 32 * size_t(i + pair));
+            UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < T; ++j) acc[j][r] = dot2(acc[j][r], keys[j], rows[r].q + 2 * (i + pair));
+        }
+    }
+    UNROLL for (int j = 0; j < T; ++j) UNROLL for (int r = 0; r < R; ++r) f_store(&t.score[r][8 * f + 16 * j], acc[j][r]);
+}
+
+template <int R> void scores(const VisibleRow* rows, int n, const uint8_t* const* frames, int first, int last, int hd, AttendScratch& t) {
+    if constexpr (R > 1) if (n < R) return scores<R - 1>(rows, n, frames, first, last, hd, t);
+    // Few rows need several tiles at once for enough independent chains.
+    constexpr int tiles = R <= 2 ? 2 * kScoreTiles : kScoreTiles;
+    int f = first & ~1;
+    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<R, tiles>(rows, frames, f, first, last, hd, t);
+    for (; f < last; f += 2) score_tiles<R, 1>(rows, frames, f, first, last, hd, t);
 }
 
 // Turns the scores of one row into p, from tile-aligned `from` to `to` (positions within the cut), visible [lo, hi).
@@ -99,10 +118,14 @@ template <int R, int V> void weigh(const AttendScratch& t, int row, const uint8_
     UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) f_store(o + size_t(row + r) * hd + dim + 16 * v, acc[r][v]);
 }
 
-template <int R> void weigh_rows(const AttendScratch& t, int row, const uint8_t* const* frames, int from, int to, int hd, float* o) {
-    int dim = 0;
-    for (; dim + 16 * kValueVectors <= hd; dim += 16 * kValueVectors) weigh<R, kValueVectors>(t, row, frames, from, to, hd, dim, o);
-    for (; dim < hd; dim += 16) weigh<R, 1>(t, row, frames, from, to, hd, dim, o);
+// Rows from `row` to n: R at a time, then what is left.
+template <int R> void weigh_rows(const AttendScratch& t, int row, int n, const uint8_t* const* frames, int from, int to, int hd, float* o) {
+    for (; n - row >= R; row += R) {
+        int dim = 0;
+        for (; dim + 16 * kValueVectors <= hd; dim += 16 * kValueVectors) weigh<R, kValueVectors>(t, row, frames, from, to, hd, dim, o);
+        for (; dim < hd; dim += 16) weigh<R, 1>(t, row, frames, from, to, hd, dim, o);
+    }
+    if constexpr (R > 1) if (row < n) weigh_rows<R - 1>(t, row, n, frames, from, to, hd, o);
 }
 
 void attend_cut(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int hd, AttendScratch& t, CutResult& out) {
@@ -120,16 +143,7 @@ void attend_cut(const VisibleRow* rows, int n, const uint8_t* const* frames, int
         return;
     }
     const int first = from / kFrame, last = (to + kFrame - 1) / kFrame;
-    switch (n) {
-        case 1: scores<1>(rows, frames, first, last, hd, t); break;
-        case 2: scores<2>(rows, frames, first, last, hd, t); break;
-        case 3: scores<3>(rows, frames, first, last, hd, t); break;
-        case 4: scores<4>(rows, frames, first, last, hd, t); break;
-        case 5: scores<5>(rows, frames, first, last, hd, t); break;
-        case 6: scores<6>(rows, frames, first, last, hd, t); break;
-        case 7: scores<7>(rows, frames, first, last, hd, t); break;
-        default: scores<8>(rows, frames, first, last, hd, t); break;
-    }
+    scores<kMaxAttendRows>(rows, n, frames, first, last, hd, t);
     const int aligned = from & ~15;
     for (int r = 0; r < n; ++r) {
         if (lo[r] < hi[r]) {
@@ -141,9 +155,7 @@ void attend_cut(const VisibleRow* rows, int n, const uint8_t* const* frames, int
     }
     // Positions of the first frame before `from` were written by this sequence or have p = 0 over finite values.
     const int start = from & ~1;
-    int r = 0;
-    for (; r + kValueRows <= n; r += kValueRows) weigh_rows<kValueRows>(t, r, frames, start, to, hd, out.o);
-    for (; r < n; ++r) weigh_rows<1>(t, r, frames, start, to, hd, out.o);
+    weigh_rows<kValueRows>(t, 0, n, frames, start, to, hd, out.o);
 }
 
 void merge_cut(CutResult& total, const CutResult& cut, int rows, int hd) {

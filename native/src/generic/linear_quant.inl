@@ -98,16 +98,20 @@ template <Form form, int R> inline void add_block(F (&acc)[R], const uint8_t* pl
     scaled(acc, i, scale[in_halves(form) ? 1 : 0], a);
 }
 
-inline void emit(F y, const Out& o, int row, int n, int left) {
+// What becomes of the results y of some rows, outputs n…n + 15, of which `left` exist.
+inline void emit(F* y, int rows, const Out& o, int row, int n, int left) {
     float* to = o.out + size_t(row) * o.stride + n;
-    if (o.bias) y = f_add(y, load_upto(o.bias + n, left));
-    if (o.kind == Out::Add) y = f_add(load_upto(to, left), y);
-    else if (o.kind == Out::Gate) y = f_mul(activate(o.activation, load_upto(to, left)), y);
-    store_upto(to, y, left);
+    if (o.bias) {
+        const F bias = load_upto(o.bias + n, left);
+        for (int r = 0; r < rows; ++r) y[r] = f_add(y[r], bias);
+    }
+    if (o.kind == Out::Add) for (int r = 0; r < rows; ++r) y[r] = f_add(load_upto(to + r * o.stride, left), y[r]);
+    if (o.kind == Out::Gate) for (int r = 0; r < rows; ++r) y[r] = f_mul(activate(o.activation, load_upto(to + r * o.stride, left)), y[r]);
+    for (int r = 0; r < rows; ++r) store_upto(to + r * o.stride, y[r], left);
 }
 
-// The chain over blocks for R rows of a tile, from row `first` on, times one panel.
-template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, F* result) {
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel. What lies `ahead` bytes further on is fetched (0: nothing).
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, size_t ahead, F* result) {
     constexpr FormTraits t = traits(form);
     const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
@@ -116,87 +120,108 @@ template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* uni
     for (int b = 0; b < blocks; b += t.unit, unit += t.unit_bytes()) {
         UNROLL for (int i = 0; i < t.unit; ++i) scales_of<form>(unit, i, scale[i]);
         const int here = blocks - b < t.unit ? blocks - b : t.unit;
-        for (int i = 0; i < here; ++i, a.next()) add_block<form, R>(acc, unit + t.scale_bytes + size_t(i) * t.vectors * 64, scale[i], a);
+        for (int i = 0; i < here; ++i, a.next()) {
+            const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
+            if (ahead) UNROLL for (int line = 0; line < t.vectors; ++line) __builtin_prefetch(planes + ahead + 64 * line);
+            add_block<form, R>(acc, planes, scale[i], a);
+        }
     }
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
 // The outliers of R rows of a tile.
-template <int R> void outlier_rows(const QuantTile& tile, int first, const float* columns, F* result) {
+template <int R> void outlier_rows(const QuantTile& tile, int first, const LinearScratch& s, F* result) {
     const uint32_t* at = tile.at + first;
     const float* x = tile.x + first;
     F acc[R];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = result[first + r];
     for (int i = 0; i < tile.slots; ++i, at += tile.n, x += tile.n)
-        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(columns + size_t(at[r]) * kLanes), f_set(x[r]), acc[r]);
+        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(s.columns + size_t(s.number[at[r]]) * kLanes), f_set(x[r]), acc[r]);
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
 // Rows of the tile from `first` on: kRows at a time, then what is left.
-template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, F* result) {
-    for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, result);
-    if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, result);
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, size_t ahead, F* result) {
+    for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, ahead, result);
+    if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
 }
 
-template <int R> inline void outliers(const QuantTile& tile, int first, const float* columns, F* result) {
-    for (; tile.n - first >= R; first += R) outlier_rows<R>(tile, first, columns, result);
-    if constexpr (R > 1) if (first < tile.n) outliers<R / 2>(tile, first, columns, result);
+template <int R> inline void outliers(const QuantTile& tile, int first, const LinearScratch& s, F* result) {
+    for (; tile.n - first >= R; first += R) outlier_rows<R>(tile, first, s, result);
+    if constexpr (R > 1) if (first < tile.n) outliers<R / 2>(tile, first, s, result);
 }
 
-// Column k of a panel as numbers.
-template <Form form> inline F column(const uint8_t* panel, int k) {
+// Where the columns lie at which some row has an outlier; returns how many there are.
+template <Form form> int place_columns(const QuantRows& x, const LinearScratch& s) {
     constexpr FormTraits t = traits(form);
-    const int block = k / 32, i = block % t.unit, j = k % 32 / 4, byte = k % 4;
-    const uint8_t* unit = panel + size_t(block / t.unit) * t.unit_bytes();
-    const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
-    F scale[2];
-    scales_of<form>(unit, i, scale);
-    auto field = [&](int vector, int shift, int mask) { return i_and(i_shr_by(i_load(planes + 64 * vector), shift), mask); };
-    I q;
-    if constexpr (form == Form::Q8) q = field(j, 8 * byte, 255);
-    else q = field(j % 4, 8 * byte + (j < 4 ? 0 : 4), 15);
-    if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(field(4, 8 * byte + j, 1)));
-    if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(field(4 + j / 4, 8 * byte + 2 * (j % 4), 3)));
-    const F d = in_halves(form) && j >= 4 ? scale[1] : scale[0];
-    return f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f));
-}
-
-// The columns at which some row has an outlier, to columns[k + 1].
-template <Form form> [[gnu::noinline]] void used_columns(const uint8_t* panel, const QuantRows& x, float* columns) {
     const int tiles = x.tiles(), words = QuantRows::words(x.cols);
+    int count = 0;
     for (int word = 0; word < words; ++word) {
         uint64_t used = 0;
-        for (int t = 0; t < tiles; ++t) used |= x.used[size_t(t) * words + word];
+        for (int i = 0; i < tiles; ++i) used |= x.used[size_t(i) * words + word];
         for (; used; used &= used - 1) {
-            const int k = 64 * word + __builtin_ctzll(used);
-            f_store(columns + size_t(k + 1) * kLanes, column<form>(panel, k));
+            const uint32_t k = 64 * word + __builtin_ctzll(used), block = k / 32, i = block % t.unit, j = k % 32 / 4, byte = k % 4;
+            const uint32_t unit = block / t.unit * t.unit_bytes(), planes = unit + t.scale_bytes + i * t.vectors * 64;
+            ColumnPlace& p = s.places[count++];
+            s.number[k + 1] = uint16_t(count);
+            p = {unit, planes + 64 * (form == Form::Q8 ? j : j % 4), planes + 256, uint8_t(8 * byte), 0, uint8_t(i), uint8_t(j / 4)};
+            if (form != Form::Q8 && j >= 4) p.shift += 4;
+            if (has_bit_plane(form)) p.high_shift = uint8_t(8 * byte + j);
+            if (form == Form::Q6K) {
+                p.high += 64 * (j / 4);
+                p.high_shift = uint8_t(8 * byte + 2 * (j % 4));
+            }
+        }
+    }
+    return count;
+}
+
+// Those columns of a panel as numbers.
+template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, int count, const LinearScratch& s) {
+    float* column = s.columns;
+    for (const ColumnPlace* p = s.places; p < s.places + count; ++p) {
+        F scale[2];
+        scales_of<form>(panel + p->unit, p->block, scale);
+        I q = i_and(i_shr_by(i_load(panel + p->vector), p->shift), form == Form::Q8 ? 255 : 15);
+        if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 1)));
+        if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 3)));
+        const F d = in_halves(form) && p->half ? scale[1] : scale[0];
+        f_store(column += kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
+    }
+}
+
+constexpr int kFewTiles = 8;
+
+template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch) {
+    const int columns = place_columns<form>(x, scratch), tiles = x.tiles();
+    for (; panel < end; ++panel) {
+        const uint8_t* bytes = w.panel(panel);
+        const int n = panel * kLanes;
+        for (int t = 0; t < tiles; ++t) {
+            const QuantTile tile = x.tile(t);
+            F result[kTile];
+            // Fetched for writing while the chain runs, where the output is too large for the cache: rows lie far apart.
+            if (tiles > kFewTiles) for (int r = 0; r < tile.n; ++r) __builtin_prefetch(out.out + size_t(t * kTile + r) * out.stride + n, 1);
+            // While the last rows use this panel, the next one comes. For one or two rows the processor does that best by itself.
+            chain<form, kRows>(bytes, tile, 0, x.rows > 2 && t == tiles - 1 ? w.panel_bytes() : 0, result);
+            // The first chain has brought the panel into the cache, in order.
+            if (t == 0) fill_columns<form>(bytes, columns, scratch);
+            if (tile.slots) outliers<kRows>(tile, 0, scratch, result);
+            emit(result, tile.n, out, t * kTile, n, w.rows - n);
         }
     }
 }
 
-template <Form form> void linear_form(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns) {
-    const uint8_t* bytes = w.panel(panel);
-    for (int t = 0; t < x.tiles(); ++t) {
-        const QuantTile tile = x.tile(t);
-        F result[kTile];
-        chain<form, kRows>(bytes, tile, 0, result);
-        // The first chain has brought the panel into the cache, in order.
-        if (t == 0) used_columns<form>(bytes, x, columns);
-        outliers<kRows>(tile, 0, columns, result);
-        for (int r = 0; r < tile.n; ++r) emit(result[r], out, t * kTile + r, panel * kLanes, w.rows - panel * kLanes);
-    }
-}
-
-void linear_quant(const Weight& w, int panel, const QuantRows& x, const Out& out, float* columns) {
+void linear_quant(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch) {
     switch (w.form) {
-        case Form::Q4: return linear_form<Form::Q4>(w, panel, x, out, columns);
-        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, x, out, columns);
-        case Form::Q5: return linear_form<Form::Q5>(w, panel, x, out, columns);
-        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, x, out, columns);
-        case Form::Q8: return linear_form<Form::Q8>(w, panel, x, out, columns);
-        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, x, out, columns);
-        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, x, out, columns);
-        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, x, out, columns);
+        case Form::Q4: return linear_form<Form::Q4>(w, panel, end, x, out, scratch);
+        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, end, x, out, scratch);
+        case Form::Q5: return linear_form<Form::Q5>(w, panel, end, x, out, scratch);
+        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, end, x, out, scratch);
+        case Form::Q8: return linear_form<Form::Q8>(w, panel, end, x, out, scratch);
+        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, end, x, out, scratch);
+        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, end, x, out, scratch);
+        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, end, x, out, scratch);
         default: return;
     }
 }

@@ -66,9 +66,8 @@ int quantize(const float* x, int r, const QuantTile& to) {
         const F inv = f_set(amax < 0x1p-100f ? 0.0f : 127.0f / amax);
         const I q0 = i_from_f(f_mul(x0, inv)), q1 = i_from_f(f_mul(x1, inv));
         const RecordRow at(to.records + size_t(b) * to.n * kRecordBytes, to.n, r);
-        i_store_s8(at.q, q0);
-        i_store_s8(at.q + 16, q1);
-        const int32_t first = i_sum(q0), total = i_sum(i_add(q0, q1));
+        int32_t first, total;
+        i_store_block(at.q, q0, q1, first, total);
         const float d = amax / 127.0f;
         *at.d = d;
         *at.s = d * float(total);

@@ -17,6 +17,7 @@ struct I { VI v; };
 struct B { VB v; };
 
 constexpr int kRows = 2;
+constexpr int kScoreTiles = 1;
 constexpr int kAttendRows = 4, kValueRows = 2, kValueVectors = 2;
 constexpr int kZero8 = 128;
 
@@ -73,8 +74,18 @@ template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
 template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
 inline I i_shr_by(I a, int n) { return {(VI)((VU)a.v >> n)}; }
 inline void i_store_u16(uint16_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = uint16_t(a.v[l]); }
-inline void i_store_s8(int8_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = int8_t(a.v[l]); }
-inline int32_t i_sum(I a) { int32_t sum = 0; for (int l = 0; l < 16; ++l) sum += a.v[l]; return sum; }
+// 32 numbers as signed bytes, and the sums of the first 16 and of all.
+inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
+    int32_t second = 0;
+    first = 0;
+    for (int l = 0; l < 16; ++l) {
+        p[l] = int8_t(q0.v[l]);
+        p[l + 16] = int8_t(q1.v[l]);
+        first += q0.v[l];
+        second += q1.v[l];
+    }
+    total = first + second;
+}
 
 inline B b_load(const void* p) { return {load_any<VB>(p)}; }
 inline B b_load2(const void* lower, const void* upper) { VB t; __builtin_memcpy(&t, lower, 32); __builtin_memcpy(reinterpret_cast<char*>(&t) + 32, upper, 32); return {t}; }

@@ -21,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 
 BLOCK = 32
 LANES = 16
-OUTLIER = np.float32(3)
+OUTLIER = np.float32(3.5)
 
 _LOG2E = 1.0 / math.log(2.0)
 _SILU = np.float32(-_LOG2E)

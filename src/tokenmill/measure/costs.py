@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.kernels.ops import Attention, Heads, Program
+from tokenmill.kernels.ops import Attention, Heads, Linear, Program
 from tokenmill.measure.report import Ceilings
 from tokenmill.models.loader import describe, needed
 from tokenmill.models.source import Source
@@ -18,13 +18,13 @@ KV_BYTES = 4
 @dataclass(frozen=True)
 class Costs:
     """weight_bytes: of the file, as far as a decode step reads them (of an embedding table that is not the output head too,
-    it reads a few rows). products, head_products: weights multiplied per token, and per row of logits. windows: of each
-    layer, None for none.
+    it reads a few rows). products, wanted_products: weights multiplied for every token, and for those only whose logits are
+    wanted. windows: of each layer, None for none.
     """
 
     weight_bytes: int
     products: int
-    head_products: int
+    wanted_products: int
     shape: Heads
     windows: tuple[int | None, ...]
 
@@ -35,11 +35,15 @@ class Costs:
         _, program = describe(source)
         tensors = {name: source.tensor(name) for name in needed(program)[0] if name != "head" or source.has("head")}
         head = tensors.get("head", tensors["embed"])
+        products = {"tokens": 0, "outputs": 0}
+        for op in program.ops:
+            if isinstance(op, Linear):
+                products[op.x.rows] += sum(tensors.get(name, head).rows * op.x.width for name in op.weights)
         inner = [tensor for name, tensor in tensors.items() if name not in ("embed", "head")]
         return cls(
             weight_bytes=sum(tensor.data.nbytes for tensor in [*inner, head]),
-            products=sum(tensor.rows * tensor.cols for tensor in inner),
-            head_products=head.rows * head.cols,
+            products=products["tokens"],
+            wanted_products=products["outputs"],
             shape=program.shape,
             windows=windows_of(program),
         )
@@ -57,7 +61,7 @@ class Costs:
         """Seconds of a step that adds one token to each of `streams` sequences of `context` tokens."""
         return ceilings.floor(
             read=self.weight_bytes + streams * self.kv_bytes(context),
-            int8=2 * (self.products + self.head_products) * streams,
+            int8=2 * (self.products + self.wanted_products) * streams,
             bf16=streams * self.attention_operations(context),
         )
 
@@ -65,7 +69,7 @@ class Costs:
         """Seconds until prompts of these lengths have their first logits."""
         return ceilings.floor(
             read=self.weight_bytes,
-            int8=2 * (self.products * sum(prompts) + self.head_products * len(prompts)),
+            int8=2 * (self.products * sum(prompts) + self.wanted_products * len(prompts)),
             bf16=sum(self.attention_operations(0, prompt) for prompt in prompts),
         )
 
@@ -74,7 +78,7 @@ class Costs:
         contexts = [prompt + n for prompt, output in zip(prompts, outputs, strict=True) for n in range(output - 1)]
         return ceilings.floor(
             read=self.weight_bytes * (max(outputs, default=1) - 1) + sum(self.kv_bytes(context) for context in contexts),
-            int8=2 * (self.products + self.head_products) * len(contexts),
+            int8=2 * (self.products + self.wanted_products) * len(contexts),
             bf16=sum(self.attention_operations(context) for context in contexts),
         )
 

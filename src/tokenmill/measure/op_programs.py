@@ -29,7 +29,8 @@ class Part:
 
 @dataclass(frozen=True)
 class LinearKind:
-    """Linear ops that cost the same. name: what is projected, such as `q k v`; result: as in `kernels.ops.Linear`."""
+    """Linear ops that cost the same. name: what is projected, such as `q k v`; result: as in `kernels.ops.Linear`; of_outputs: the
+    output head, which no step has more rows of than an engine wants logits."""
 
     name: str
     parts: tuple[Part, ...]
@@ -139,7 +140,7 @@ def _kind(op: Linear, forms: dict[str, str], config: ModelConfig) -> LinearKind:
     short = [name.rpartition(".")[2] for name in op.weights]
     rows = _rows(config)
     parts = tuple(Part(forms[name], rows[part], op.x.width) for name, part in zip(op.weights, short, strict=True))
-    return LinearKind(" ".join(short), parts, op.norm is not None, op.result, op.x.rows == "outputs")
+    return LinearKind(" ".join(short), parts, op.norm is not None, op.result, "head" in op.weights)
 
 
 def _rows(c: ModelConfig) -> dict[str, int]:

@@ -17,8 +17,6 @@ class Buffers:
     attended: Buffer
     gated: Buffer
     branch: Buffer
-    last: Buffer
-    logits: Buffer
 
     @classmethod
     def of(cls, c: ModelConfig) -> Buffers:
@@ -28,9 +26,11 @@ class Buffers:
             attended=Buffer("attended", c.shape.heads * c.shape.head_dim),
             gated=Buffer("gated", c.ffn),
             branch=Buffer("branch", c.hidden),
-            last=Buffer("last", c.hidden, "outputs"),
-            logits=Buffer("logits", c.vocab, "outputs"),
         )
+
+    def wanted(self) -> Buffers:
+        """Such buffers for the rows whose logits are wanted."""
+        return Buffers(**{name: Buffer(f"wanted_{name}", b.width, "outputs") for name, b in vars(self).items()})
 
 
 def begin(c: ModelConfig, b: Buffers, embed_scale: float = 1.0) -> Program:
@@ -40,10 +40,17 @@ def begin(c: ModelConfig, b: Buffers, embed_scale: float = 1.0) -> Program:
     return p
 
 
+def select(p: Program, b: Buffers) -> Buffers:
+    """After the last layer's attention, the rest is computed for the rows whose logits are wanted only: of a prompt, one."""
+    wanted = b.wanted()
+    p.add(Select(b.x, wanted.x))
+    p.add(Select(b.attended, wanted.attended))
+    return wanted
+
+
 def finish(p: Program, c: ModelConfig, b: Buffers) -> Program:
-    """Add the final norm and the output head for the rows whose logits are wanted."""
-    p.add(Select(b.x, b.last))
-    p.add(Linear(b.last, ("head",), b.logits, RMSNorm("final_norm", c.eps)))
+    """Add the final norm and the output head."""
+    p.add(Linear(b.x, ("head",), Buffer("logits", c.vocab, "outputs"), RMSNorm("final_norm", c.eps)))
     return p
 
 

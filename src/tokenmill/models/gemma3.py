@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokenmill.kernels.ops import AddNorm, Attention, Linear, Program, RMSNorm, RotateAndStore
 from tokenmill.models import reading
-from tokenmill.models.blocks import Buffers, begin, finish, project_qkv
+from tokenmill.models.blocks import Buffers, begin, finish, project_qkv, select
 from tokenmill.models.config import Fields, Layer, ModelConfig, inverse_frequencies
 from tokenmill.models.source import Source
 
@@ -71,6 +71,8 @@ def program(c: ModelConfig) -> Program:
         project_qkv(p, c, b, i)
         p.add(RotateAndStore(b.qkv, i, c.shape, layer.rope, c.query_scale, False, f"{i}.q_norm", f"{i}.k_norm", c.eps))
         p.add(Attention(i, c.shape, b.attended, layer.window))
+        if i == len(c.layers) - 1:
+            b = select(p, b)
         p.add(Linear(b.attended, (f"{i}.o",), b.branch))
         p.add(AddNorm(b.x, b.branch, RMSNorm(f"{i}.post_attn_norm", c.eps)))
         p.add(Linear(b.x, (f"{i}.gate", f"{i}.up"), b.gated, RMSNorm(f"{i}.ffn_norm", c.eps), result="gelu_tanh"))

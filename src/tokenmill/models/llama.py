@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tokenmill.kernels.ops import Attention, Linear, Program, RotateAndStore
 from tokenmill.models import reading
-from tokenmill.models.blocks import Buffers, begin, finish, gated_ffn, project_qkv
+from tokenmill.models.blocks import Buffers, begin, finish, gated_ffn, project_qkv, select
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.source import Source
 
@@ -24,6 +24,8 @@ def program(c: ModelConfig) -> Program:
         project_qkv(p, c, b, i)
         p.add(RotateAndStore(b.qkv, i, c.shape, layer.rope, c.query_scale, c.interleaved))
         p.add(Attention(i, c.shape, b.attended, layer.window))
+        if i == len(c.layers) - 1:
+            b = select(p, b)
         p.add(Linear(b.attended, (f"{i}.o",), b.x, result="add"))
         gated_ffn(p, c, b, i)
     return finish(p, c, b)
