@@ -31,8 +31,8 @@ struct FormTraits {
     int unit;              // blocks of 32 per unit (0 for dense)
     int scale_bytes;       // of a unit
     int vectors;           // per block
-    constexpr bool dense() const { return group == 1; }
-    constexpr int unit_bytes() const { return scale_bytes + unit * vectors * 64; }
+    [[gnu::always_inline]] constexpr bool dense() const { return group == 1; }
+    [[gnu::always_inline]] constexpr int unit_bytes() const { return scale_bytes + unit * vectors * 64; }
 };
 
 constexpr FormTraits kForms[] = {

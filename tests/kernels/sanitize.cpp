@@ -1,5 +1,5 @@
-// Packs every weight type and runs tapes over odd shapes, random bytes and refused batches. test_sanitizers.py builds it with a sanitizer
-// and judges it by its exit; it also fails by itself if one thread and several give different bits.
+// Packs every weight type and runs tapes over odd shapes, random bytes and refused batches. test_sanitizers.py builds it with a sanitizer, or
+// with COUNT_ALLOCATIONS, and judges it by its exit; it also fails by itself if one thread and several give different bits.
 #include "tape.h"
 #include "variants.h"
 
@@ -16,6 +16,19 @@ extern "C" void* guarded_mmap(void*, size_t bytes, int, int, int, off_t) noexcep
     return std::memset(p, 0, bytes);
 }
 extern "C" int guarded_munmap(void* p, size_t) noexcept { free(p); return 0; }
+
+#ifdef COUNT_ALLOCATIONS
+std::atomic<long> allocations{0};
+void* operator new(size_t bytes) {
+    ++allocations;
+    if (void* p = std::malloc(bytes)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+#else
+constexpr long allocations = 0;
+#endif
 
 using namespace mill;
 
@@ -93,6 +106,7 @@ public:
     }
 
     struct Part { int rows, position; };
+    long allocated = 0;   // blocks of the heap that runs of the tape took
 
     // Part i belongs to sequence i. The pages of a sequence are single frames in descending order.
     std::vector<float> step(const std::vector<Part>& parts, int row_shift = 0, int token = 0, int frame_shift = 0, int first_start = 0) {
@@ -107,7 +121,9 @@ public:
                 starts.push_back(first_start + p);
             }
         }
+        const long before = allocations;
         tape_->run({tokens, segments, frames, starts, outputs});
+        allocated += allocations - before;
         const float* from = tape_->buffer(logits_);
         return {from, from + outputs.size() * kVocabulary};
     }
@@ -187,6 +203,9 @@ int main() {
             for (const auto& logits : want)
                 for (float x : logits) require(std::isfinite(x), where + ": a logit is not finite");
             require(run_steps(together) == want, where + ": three threads give other bits than one");
+            together.allocated = 0;
+            run_steps(together);
+            require(together.allocated == 0, where + ": steps like earlier ones take memory from the heap");
             if (form == Form::Q8) refuse_bad_batches(together);
         }
     }

@@ -46,6 +46,10 @@ def test_no_byte_out_of_bounds_and_no_undefined_behaviour(tmp_path):
     run_driver(tmp_path, "-fsanitize=address,undefined -fno-sanitize-recover=all", {"UBSAN_OPTIONS": "print_stacktrace=1"})
 
 
+def test_a_step_like_an_earlier_one_takes_nothing_from_the_heap(tmp_path):
+    run_driver(tmp_path, "-DCOUNT_ALLOCATIONS", {})
+
+
 def test_threads_do_not_race(tmp_path):
     run_driver(tmp_path, "-fsanitize=thread", {"TSAN_OPTIONS": "halt_on_error=1"})
 

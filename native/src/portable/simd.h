@@ -68,8 +68,9 @@ inline I i_u8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_
 inline I i_s8(const void* p) { VI t; for (int l = 0; l < 16; ++l) t[l] = static_cast<const int8_t*>(p)[l]; return {t}; }
 inline I i_and(I a, int m) { return {a.v & m}; }
 inline I i_or(I a, I b) { return {a.v | b.v}; }
-inline I i_sub(I a, I b) { return {a.v - b.v}; }
-inline I i_add(I a, I b) { return {a.v + b.v}; }
+// Both wrap around: the bits of a NaN are added to as well.
+inline I i_sub(I a, I b) { return {(VI)((VU)a.v - (VU)b.v)}; }
+inline I i_add(I a, I b) { return {(VI)((VU)a.v + (VU)b.v)}; }
 template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
 template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
 inline I i_shr_by(I a, int n) { return {(VI)((VU)a.v >> n)}; }
