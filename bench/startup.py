@@ -11,10 +11,11 @@ import sys
 import time
 
 BOUND = 0.25
+COMMAND = [sys.executable, "-P", "-c", "from tokenmill.cli.main import main; main()"]
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
-    "tokenmill --help": [sys.executable, "-m", "tokenmill.cli.main", "--help"],
-    "tokenmill --version": [sys.executable, "-m", "tokenmill.cli.main", "--version"],
+    "tokenmill --help": [*COMMAND, "--help"],
+    "tokenmill --version": [*COMMAND, "--version"],
     "import tokenmill": [sys.executable, "-c", "import tokenmill"],
     "import tokenmill.gateway.app": [sys.executable, "-c", "import tokenmill.gateway.app"],
 }

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tokenmill.measure.server import end_with_parent
+
 
 class DriverFailed(Exception):
     """The engine answered with an error, died, or took too long. The text is for the report."""
@@ -36,6 +38,7 @@ class Driver:
                 stderr=errors,
                 text=True,
                 start_new_session=True,
+                preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # even while it is stopped
             )
 
     def ask(self, do: str, timeout: float, **given: Any) -> Any:

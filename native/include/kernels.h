@@ -94,7 +94,7 @@ struct ColumnPlace {
 struct LinearScratch {
     float* columns;        // [1 + cols][16]: a panel's columns with outliers, one after the other; the first stays 0
     ColumnPlace* places;   // [cols]: of those columns in a panel
-    uint16_t* number;      // [1 + cols]: which column holds element k, at k + 1; the first stays 0
+    uint32_t* number;      // [1 + cols]: which column holds element k, at k + 1; the first stays 0
 };
 
 struct Kernels {

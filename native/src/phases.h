@@ -138,7 +138,7 @@ private:
         QuantRows from = *quant;
         from.rows = rows;
         from.cols = w.cols;
-        k.linear_quant(w, begin, end, from, to, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>(), scratch.number.as<uint16_t>()});
+        k.linear_quant(w, begin, end, from, to, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>(), scratch.number.as<uint32_t>()});
     }
 };
 

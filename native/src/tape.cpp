@@ -37,7 +37,7 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
         s.attend = std::make_unique<AttendScratch>();
         s.columns = Memory((cols + 1) * kLanes * sizeof(float));
         s.places = Memory(cols * sizeof(ColumnPlace));
-        s.number = Memory((cols + 1) * sizeof(uint16_t));
+        s.number = Memory((cols + 1) * sizeof(uint32_t));
         s.row = Memory(cols * sizeof(float));
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);

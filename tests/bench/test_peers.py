@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +230,38 @@ def test_without_memory_for_both_engines_run_in_turn(echoes: tuple[Fleet, list[E
     for engine in (*both, *both):
         assert running.ask(engine, "prefill", prompt=[1])[1] == 1
         assert list(running._alive) == [engine.name]
+
+
+DOOMED = """
+import os, signal, sys
+from pathlib import Path
+from driver import Driver
+driver = Driver([sys.executable, "-c", "import sys; sys.stdin.read()"], {}, Path("."), Path("log"))
+driver.pause()
+print(driver._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_stopped_engine_ends_with_an_orchestrator_that_is_killed(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", DOOMED], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=30
+    )
+    assert found.returncode == -signal.SIGKILL, found.stderr
+    await_end(int(found.stdout))
+
+
+def await_end(pid: int) -> None:
+    """Return when a process that is nobody's child here has ended."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        with suppress(FileNotFoundError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+                continue
+        return
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail(f"process {pid} lives on")
 
 
 def test_the_engines_are_complete() -> None:

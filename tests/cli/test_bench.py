@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import serving
@@ -138,6 +139,33 @@ def test_our_own_server_is_gone_afterwards(smollm2_path: Path) -> None:
         assert process.poll() is None
         assert own.url.startswith("http://127.0.0.1:")
     assert process.poll() is not None
+
+
+KILLED = """
+import os, signal, sys
+from tokenmill.measure.server import OwnServer
+with OwnServer(sys.argv[1], 1) as own:
+    print(own.url, flush=True)
+    while not own._process.stdout.readline().startswith("  try"):
+        pass  # what it says at the start: a server that still speaks dies of the broken pipe anyway
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_our_own_server_ends_with_a_benchmark_that_is_killed(smollm2_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", KILLED, str(smollm2_path)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == -signal.SIGKILL, found.stderr
+
+    def refused() -> bool:
+        try:
+            httpx.get(f"{found.stdout.strip()}/health", timeout=5)
+        except httpx.ConnectError:
+            return True
+        except httpx.TransportError:  # it is just going away
+            return False
+        return False
+
+    serving.until(refused)
 
 
 def test_ctrl_c_shows_what_was_measured_until_then() -> None:

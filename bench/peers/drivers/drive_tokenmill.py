@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from importlib.metadata import version
 from pathlib import Path
 
-from lines import seconds_per_step, serve
+from lines import seconds_per_step, seconds_to_first, serve
 
 from tokenmill.core.config import BlockManagerConfig, EngineConfig, KVCacheConfig
 from tokenmill.core.messages import Generate
@@ -45,10 +44,7 @@ class Tokenmill:
 
     def prefill(self, prompt: list[int]) -> float:
         self._add(prompt, 1)
-        started = time.perf_counter()
-        while not self._step():
-            pass
-        return time.perf_counter() - started
+        return seconds_to_first(self._step)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         requests = [self._add(prompt, 512) for prompt in prompts]

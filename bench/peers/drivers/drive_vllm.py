@@ -6,10 +6,9 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from lines import seconds_per_step, serve
+from lines import seconds_per_step, seconds_to_first, serve
 
 
 class VLLM:
@@ -51,10 +50,7 @@ class VLLM:
 
     def prefill(self, prompt: list[int]) -> float:
         self._add(prompt, 1)
-        started = time.perf_counter()
-        while not self._step():
-            pass
-        return time.perf_counter() - started
+        return seconds_to_first(self._step)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         names = [self._add(prompt, 512) for prompt in prompts]

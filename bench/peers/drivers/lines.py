@@ -56,6 +56,14 @@ def serve(engine: Engine) -> None:
     os._exit(0)  # some engines hang or crash while their interpreter shuts down
 
 
+def seconds_to_first(step: Callable[[], list[str]]) -> float:
+    """Time an engine that schedules by itself until its first token. step: as below."""
+    started = time.perf_counter()
+    while not step():
+        pass
+    return time.perf_counter() - started
+
+
 def seconds_per_step(step: Callable[[], list[str]], streams: int, steps: int) -> float:
     """Time an engine that schedules by itself. step: runs one of its steps, and returns the stream of each token that came out.
 

@@ -163,7 +163,7 @@ template <Form form> int place_columns(const QuantRows& x, const LinearScratch& 
             const uint32_t k = 64 * word + __builtin_ctzll(used), block = k / 32, i = block % t.unit, j = k % 32 / 4, byte = k % 4;
             const uint32_t unit = block / t.unit * t.unit_bytes(), planes = unit + t.scale_bytes + i * t.vectors * 64;
             ColumnPlace& p = s.places[count++];
-            s.number[k + 1] = uint16_t(count);
+            s.number[k + 1] = uint32_t(count);
             p = {unit, planes + 64 * (form == Form::Q8 ? j : j % 4), planes + 256, uint8_t(8 * byte), 0, uint8_t(i), uint8_t(j / 4)};
             if (form != Form::Q8 && j >= 4) p.shift += 4;
             if (has_bit_plane(form)) p.high_shift = uint8_t(8 * byte + j);

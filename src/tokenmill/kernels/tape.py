@@ -92,7 +92,7 @@ class Tape:
         return self._native.kv_bytes
 
     def fill_kv(self, byte: int) -> None:
-        """Overwrite the whole KV pool; for tests that prove that what was never written is never seen."""
+        """Overwrite the whole KV pool: tests prove that what was never written is never seen, benchmarks make all of it resident."""
         self._native.fill_kv(byte)
 
     def _vector(self, name: str | None) -> F32:
