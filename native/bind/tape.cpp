@@ -15,7 +15,7 @@ void bind_tape(nb::module_& m) {
             new (self) Tape(std::move(pool), mill::kernels_named(variant), shape);
         }, nb::arg("pool"), nb::arg("variant"), nb::arg("max_rows"), nb::arg("max_outputs"), nb::arg("max_cols"), nb::arg("frames"),
            nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"))
-        .def("add_buffer", &Tape::add_buffer, nb::arg("width"), nb::arg("output_rows"))
+        .def("add_buffer", &Tape::add_buffer, nb::arg("width"), nb::arg("output_rows"), nb::arg("plain"))
         .def("add_rope", [](Tape& t, const Array1<double>& inverse) { return t.add_rope(vector_of(inverse)); })
         .def("embed", &Tape::embed, nb::arg("weight"), nb::arg("out"), nb::arg("scale"))
         .def("linear", [](Tape& t, int x, std::vector<std::shared_ptr<mill::Weight>> weights, int out, const Array1<float>& norm, float eps,

@@ -9,16 +9,42 @@ namespace mill {
 // An element above this many times its row's root mean square is an outlier (docs/numerics.md).
 constexpr float kOutlier = 3.5f;
 
-// A tile of up to kTile rows of activations, quantised per block of 32 and interleaved, so that a kernel reads it as one stream.
-// A record is a block of all n rows: q s8[n][32], d f32[n], s f32[n], and minus the sums of q over the block and over its first half, s32[n] each.
-// Outliers are kept apart: slot i holds the i-th of every row, rows with fewer being filled up with x = 0 at column 0.
 constexpr int kTile = 8;
+
+// A row of floats in runs of 16 columns, `step` floats apart.
+struct Row {
+    float* x;
+    size_t step;
+    [[gnu::always_inline]] float* at(size_t col) const { return x + col / kLanes * step; }   // col: a multiple of 16
+    [[gnu::always_inline]] Row from(size_t col) const { return {at(col), step}; }
+};
+
+// Float activations in tiles of up to kTile rows, [width / 16][n][16] each: what a panel of weights gives for a tile is one run of memory, and
+// so is a step over the columns for all rows of a tile. The width is a multiple of 16. Plain: row after row instead.
+struct Rows {
+    float* data;
+    size_t width;
+    bool plain;
+    int rows;
+    [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
+    [[gnu::always_inline]] int tile_rows(int tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
+    [[gnu::always_inline]] float* tile(int tile) const { return data + size_t(tile) * kTile * width; }
+    [[gnu::always_inline]] Row row(int r) const {
+        if (plain) return {data + size_t(r) * width, kLanes};
+        return {tile(r / kTile) + r % kTile * kLanes, size_t(tile_rows(r / kTile)) * kLanes};
+    }
+};
+
+// A tile of activations, quantised per block of 32 and interleaved, so that a kernel reads it as one stream.
+// A record is a block of all n rows: q s8[n][32], d f32[n], s f32[n], and minus the sums of q over the block and over its first half, s32[n] each.
+// Outliers are kept apart, ascending; rows with fewer than `slots` are filled up with x = 0 at column 0.
 struct QuantTile {
     int n, cols, slots;
     uint8_t* records;      // [cols / 32][n * kRecordBytes]
     uint64_t* used;        // bit k: some row has an outlier at k
-    uint32_t* at;          // [slots][n]: k + 1
-    float* x;              // [slots][n]
+    uint32_t* at;          // [n][stride]: k + 1
+    float* x;              // [n][stride]
+    size_t stride;
 };
 constexpr int kRecordBytes = 32 + 4 + 4 + 4 + 4;
 
@@ -31,25 +57,25 @@ struct QuantRows {
     float* x;
     int* slots;            // [tiles]
 
-    // More outliers than this would by themselves exceed the row's sum of squares.
-    [[gnu::always_inline]] static constexpr int max_slots(int cols) { return cols / 12 + 1; }
+    // More outliers than cols / 12 would by themselves exceed the row's sum of squares; they are written 16 at a time.
+    [[gnu::always_inline]] static constexpr int stride(int cols) { return cols / 12 + 1 + kLanes; }
     [[gnu::always_inline]] static constexpr int words(int cols) { return (cols + 63) / 64; }
     [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
     [[gnu::always_inline]] QuantTile tile(int t) const {
-        const size_t row = size_t(t) * kTile, slot = row * max_slots(cols);
+        const size_t row = size_t(t) * kTile, slot = row * stride(cols);
         return {rows - int(row) < kTile ? rows - int(row) : kTile, cols, slots[t], records + row * (cols / 32) * kRecordBytes,
-                used + size_t(t) * words(cols), at + slot, x + slot};
+                used + size_t(t) * words(cols), at + slot, x + slot, size_t(stride(cols))};
     }
 };
 static_assert(kOutlier * kOutlier > 12);
 
 enum class Activation : int { Silu, GeluTanh };
 
-// What becomes of a linear op's result y: out[row * stride + n] for output n.
+// What becomes of a linear op's result y for output n: column first + n of `to`.
 struct Out {
     enum Kind { Store, Add, Gate };   // y, old + y, activation(old) * y
-    float* out;
-    size_t stride;
+    Rows to;
+    size_t first;
     const float* bias;                // per output, or null
     Kind kind;
     Activation activation;
@@ -73,7 +99,7 @@ struct AttendScratch {
 };
 
 struct RotateArgs {
-    const float* qkv;            // one row [q | k | v]
+    Row qkv;                     // [q | k | v]
     const float *cos, *sin;      // [head_dim / 2]
     const float *q_norm, *k_norm; // [head_dim] or null
     float eps, scale;
@@ -86,34 +112,50 @@ struct RotateArgs {
 
 // Where a column of a weight lies in a panel of its form, as byte offsets and shifts. high: of the plane with the fifth and sixth bits.
 struct ColumnPlace {
-    uint32_t unit, vector, high;
+    uint32_t k, unit, vector, high;
     uint8_t shift, high_shift, block, half;   // block: within its unit
 };
 
 // For a thread's linear ops, whose inputs have up to `cols` elements.
 struct LinearScratch {
-    float* columns;        // [1 + cols][16]: a panel's columns with outliers, one after the other; the first stays 0
+    float* columns;        // [1 + cols][16]: a panel's columns with outliers, that of element k at k + 1; the first stays 0
     ColumnPlace* places;   // [cols]: of those columns in a panel
-    uint32_t* number;      // [1 + cols]: which column holds element k, at k + 1; the first stays 0
+};
+
+// Frames that the next attention reads, which a linear op of many rows fetches while it computes: it needs memory only for its first tile of
+// rows, and those few rows of attention do nothing but wait for memory. The panels of all linear ops up to the attention make a run of `span` bytes,
+// in which this op's begin at `begin`; for every tile but the last, a panel fetches as many bytes of the frames as it has itself.
+struct Fetch {
+    const uint8_t* layer;
+    const int32_t* frames;
+    int count;
+    size_t frame_bytes, begin, span;
+    // What byte `at` of the op's panels fetches for tile t, or null: nothing.
+    [[gnu::always_inline]] const uint8_t* source(size_t at, int t) const {
+        const size_t byte = t * span + begin + at;
+        if (byte >= count * frame_bytes) return nullptr;
+        return layer + size_t(frames[byte / frame_bytes]) * frame_bytes + byte % frame_bytes / 64 * 64;
+    }
 };
 
 struct Kernels {
     const char* name;
     int attend_rows;             // rows that attend_cut likes to take at once, at most kMaxAttendRows
 
-    // Row r of a tile. Its outliers go to slots 0… of the row; returns how many there are.
-    int (*quantize)(const float* x, int r, const QuantTile& to);
-    void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
+    // A tile of activations, normed first if there is a norm; returns the number of slots of outliers.
+    int (*quantize)(const float* x, const float* norm, float eps, const QuantTile& to);
+    // Of a tile of n rows; y may be x.
+    void (*rms_norm)(const float* x, const float* w, float eps, int n, int cols, float* y);
     void (*add)(float* x, const float* y, int n);
     // Panels [panel, end) of a weight for all rows of x.
-    void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch);
-    void (*linear_dense)(const Weight& w, int panel, int end, const float* x, size_t x_stride, int rows, const Out& out);
+    void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch);
+    void (*linear_dense)(const Weight& w, int panel, int end, const Rows& x, const Out& out);
     void (*rotate_store)(const RotateArgs& a);
-    // One cut for `rows` rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.
+    // One cut for n rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.
     void (*attend_cut)(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int head_dim, AttendScratch& scratch, CutResult& out);
     // Folds `cut` into `total` (rows x head_dim); a total with l = 0 is empty.
     void (*merge_cut)(CutResult& total, const CutResult& cut, int rows, int head_dim);
-    void (*finish)(const CutResult& total, int row, int head_dim, float* out);
+    void (*finish)(const CutResult& total, int row, int head_dim, const Row& out);
 
     float (*row_max)(const float* x, int n);
     double (*sum_exp)(const float* x, int n, float high);     // of exp(x - high)

@@ -32,6 +32,7 @@ struct AttendPlan {
     int window;                       // 0: none
     std::vector<AttendItem> items;    // phase one
     std::vector<AttendItem> merges;   // phase two: `cut` is the number of partials, from `partial` on
+    std::vector<int32_t> frames;      // the first of those that are read, sequence by sequence; no more than can be fetched ahead
 };
 
 // What all phases of a step share.
@@ -44,7 +45,7 @@ struct StepState {
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
-    Memory columns, places, number, row, o, total;   // the first three: LinearScratch; row: the widest linear op's input
+    Memory columns, places, row, o, total;   // the first two: LinearScratch; row: an embedding
 };
 
 // Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
@@ -52,12 +53,16 @@ struct Partials {
     float *m, *o;
 };
 
+struct LinearPhase;
+
 class Phase {
 public:
     virtual ~Phase() = default;
     virtual int items(const StepState& s) const = 0;
     virtual void run(const StepState& s, int begin, int end, ThreadScratch& scratch) = 0;
 };
+
+struct Activations;
 
 struct TapeShape {
     int max_rows, max_outputs, max_cols, frames;   // max_cols: inputs of the widest linear op
@@ -69,7 +74,8 @@ class Tape {
 public:
     Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& shape);
 
-    int add_buffer(int width, bool output_rows);
+    // Activations lie in tiles (kernels.h); plain ones row after row, for buffer().
+    int add_buffer(int width, bool output_rows, bool plain);
     int add_rope(std::vector<double> inverse_frequencies);
 
     struct Norm { std::vector<float> weight; float eps = 0; };   // no weight: no norm
@@ -87,20 +93,27 @@ public:
     // Computes the logits of other rows of the step that run() executed last.
     void rerun(std::span<const int32_t> outputs);
 
-    const float* buffer(int index) const { return buffers_[index].memory.as<float>(); }
-    int width(int index) const { return buffers_[index].width; }
+    // A plain buffer, and how wide it is.
+    const float* buffer(int index) const;
+    int width(int index) const { return buffers_.at(index).width; }
     uint8_t* kv() const { return kv_.data(); }
     size_t kv_bytes() const { return kv_.size(); }
 
 private:
-    struct Buffer { Memory memory; int width; bool output_rows; };
+    struct Buffer {
+        Memory memory;
+        int width;
+        bool output_rows, plain;
+        size_t stride() const { return plain ? size_t(width) : (size_t(width) + kLanes - 1) / kLanes * kLanes; }
+    };
     struct Rope { std::vector<double> inverse; Memory cos, sin; };
 
-    float* at(int index) const { return buffers_.at(index).memory.as<float>(); }
+    Activations at(int index) const;
     void prepare(const Batch& batch);
     void choose_outputs(std::span<const int32_t> outputs, int rows);
     void execute(size_t first_phase);
     void plan_attention(AttendPlan& plan, int& partials);
+    void plan_fetching(AttendPlan& plan);
     int plan_for(int window);
     template <class P, class... A> void push(A&&... args);
 
@@ -115,6 +128,8 @@ private:
     std::vector<ThreadScratch> scratch_;
     StepState state_;
     int vocabulary_ = 0;
+    std::vector<LinearPhase*> before_attention_;   // linear ops since the last attention
+    size_t longest_fetch_ = 0;  // bytes that those before some attention fetch per tile of rows
     size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed
 
     Memory kv_, q_;

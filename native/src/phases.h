@@ -10,18 +10,33 @@ namespace mill {
 
 inline int first_visible(int position, int window) { return window ? std::max(0, position - window + 1) : 0; }
 
+// A tape's buffer in a step.
+struct Activations {
+    Rows all;                  // but for the number of rows
+    bool output_rows;
+    int count(const StepState& s) const { return output_rows ? s.outputs : s.rows; }
+    Rows rows(const StepState& s) const { Rows r = all; r.rows = count(s); return r; }
+    int tiles(const StepState& s) const { return rows(s).tiles(); }
+};
+
+inline void copy_row(const Row& from, const Row& to, size_t width) {
+    for (size_t i = 0; i < width; i += kLanes) std::copy_n(from.at(i), kLanes, to.at(i));
+}
+
 struct EmbedPhase final : Phase {
     std::shared_ptr<Weight> w;
-    float* out;
+    Activations out;
     float scale;
-    EmbedPhase(std::shared_ptr<Weight> w, float* out, float scale) : w(std::move(w)), out(out), scale(scale) {}
+    EmbedPhase(std::shared_ptr<Weight> w, Activations out, float scale) : w(std::move(w)), out(out), scale(scale) {}
     int items(const StepState& s) const override { return s.rows; }
-    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
+        const Rows rows = out.rows(s);
+        float* x = scratch.row.as<float>();
         for (int row = begin; row < end; ++row) {
-            float* to = out + size_t(row) * w->cols;
-            dequantize_row(*w, s.batch.tokens[row], to);
+            dequantize_row(*w, s.batch.tokens[row], x);
             if (scale != 1.0f)
-                for (int i = 0; i < w->cols; ++i) to[i] *= scale;
+                for (int i = 0; i < w->cols; ++i) x[i] *= scale;
+            copy_row({x, kLanes}, rows.row(row), rows.width);
         }
     }
 };
@@ -41,46 +56,26 @@ struct AnglePhase final : Phase {
 // The norm before a linear op, and the quantisation of its input. An item is a tile of rows.
 struct InputPhase final : Phase {
     const Kernels& k;
-    const float* x;
+    Activations x;
     int cols;
-    bool output_rows, quantize;
     std::vector<float> norm;   // empty: none
     float eps;
-    float* dense;              // [rows][cols]; what the norm gives, where a dense weight reads it
-    QuantRows* quant;
-    InputPhase(const Kernels& k, const float* x, int cols, bool output_rows, bool quantize, std::vector<float> norm, float eps, float* dense, QuantRows* quant)
-        : k(k), x(x), cols(cols), output_rows(output_rows), quantize(quantize), norm(std::move(norm)), eps(eps), dense(dense), quant(quant) {}
-    int items(const StepState& s) const override {
-        const int rows = output_rows ? s.outputs : s.rows;
-        return (rows + kTile - 1) / kTile;
-    }
-    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
-        QuantRows rows = *quant;
-        rows.rows = output_rows ? s.outputs : s.rows;
-        rows.cols = cols;
+    float* dense;              // what the norm gives, in tiles, or null: no dense weight reads it
+    QuantRows* quant;          // null: all weights are dense
+    InputPhase(const Kernels& k, Activations x, int cols, std::vector<float> norm, float eps, float* dense, QuantRows* quant)
+        : k(k), x(x), cols(cols), norm(std::move(norm)), eps(eps), dense(dense), quant(quant) {}
+    int items(const StepState& s) const override { return x.tiles(s); }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        const Rows rows = x.rows(s);
+        const float* w = norm.empty() ? nullptr : norm.data();
         for (int item = begin; item < end; ++item) {
-            QuantTile tile = rows.tile(item);
-            if (quantize) std::fill_n(tile.used, QuantRows::words(cols), 0);
-            int outliers[kTile] = {};
-            for (int r = 0; r < tile.n; ++r) {
-                const size_t row = size_t(item) * kTile + r;
-                const float* y = x + row * cols;
-                // Other threads wrote these rows: they are fetched from their caches ahead of use.
-                if (r + 1 < tile.n) for (int i = 0; i < cols; i += 16) __builtin_prefetch(y + cols + i);
-                if (!norm.empty()) {
-                    float* to = dense ? dense + row * cols : scratch.row.as<float>();
-                    k.rms_norm(y, norm.data(), eps, cols, to);
-                    y = to;
-                }
-                if (quantize) outliers[r] = k.quantize(y, r, tile);
-            }
-            const int slots = *std::max_element(outliers, outliers + kTile);
-            for (int r = 0; r < tile.n; ++r)
-                for (int i = outliers[r]; i < slots; ++i) {
-                    tile.at[i * tile.n + r] = 0;
-                    tile.x[i * tile.n + r] = 0.0f;
-                }
-            quant->slots[item] = slots;
+            const float* tile = rows.tile(item);
+            if (dense) k.rms_norm(tile, w, eps, rows.tile_rows(item), cols, dense + size_t(item) * kTile * rows.width);
+            if (!quant) continue;
+            QuantRows to = *quant;
+            to.rows = rows.rows;
+            to.cols = cols;
+            quant->slots[item] = k.quantize(tile, w, eps, to.tile(item));
         }
     }
 };
@@ -89,14 +84,17 @@ struct LinearPhase final : Phase {
     const Kernels& k;
     std::vector<std::shared_ptr<Weight>> weights;
     std::vector<int> first_item, first_output;
-    const float* x;            // dense input
+    Activations x, to;
+    const float* dense;        // in place of x, or null
     const QuantRows* quant;
     std::vector<float> bias;
-    Out out;
-    bool output_rows;
-    int total = 0;
-    LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, const float* x, const QuantRows* quant, std::vector<float> b, Out out, bool output_rows)
-        : k(k), weights(std::move(ws)), x(x), quant(quant), bias(std::move(b)), out(out), output_rows(output_rows) {
+    Out::Kind kind;
+    Activation activation;
+    Fetch fetch{};             // but for the frames, which are those of a plan
+    int fetch_plan = 0, total = 0;
+    LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, Activations x, const float* dense, const QuantRows* quant, std::vector<float> b,
+                Activations to, Out::Kind kind, Activation activation)
+        : k(k), weights(std::move(ws)), x(x), to(to), dense(dense), quant(quant), bias(std::move(b)), kind(kind), activation(activation) {
         int outputs = 0;
         for (const auto& w : weights) {
             first_item.push_back(total);
@@ -104,41 +102,54 @@ struct LinearPhase final : Phase {
             total += w->panels();
             outputs += w->rows;
         }
-        if (out.kind == Out::Gate) total = weights[0]->panels();
+        if (kind == Out::Gate) total = weights[0]->panels();
     }
-    int items(const StepState& s) const override { return (output_rows ? s.outputs : s.rows) ? total : 0; }
+    size_t bytes() const {
+        size_t sum = 0;
+        for (const auto& w : weights) sum += w->panels() * w->panel_bytes();
+        return sum;
+    }
+    int items(const StepState& s) const override { return x.count(s) ? total : 0; }
     void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
-        const int rows = output_rows ? s.outputs : s.rows;
-        if (out.kind == Out::Gate) {
+        Fetch ahead = fetch;
+        if (fetch.span) {
+            ahead.frames = s.plans[fetch_plan].frames.data();
+            ahead.count = int(s.plans[fetch_plan].frames.size());
+        }
+        Rows from = x.rows(s);
+        if (dense) from.data = const_cast<float*>(dense);
+        Out out{to.rows(s), 0, nullptr, kind, activation};
+        if (kind == Out::Gate) {
             // In short runs, so that what the first weight gives is still in the cache when the second multiplies it.
             for (int at = begin; at < end; at += kGatePanels) {
                 const int stop = std::min(end, at + kGatePanels);
-                Out first = out;
-                first.kind = Out::Store;
-                panels(*weights[0], at, stop, rows, first, scratch);
-                panels(*weights[1], at, stop, rows, out, scratch);
+                out.kind = Out::Store;
+                panels(0, at, stop, from, out, ahead, scratch);
+                out.kind = Out::Gate;
+                panels(1, at, stop, from, out, ahead, scratch);
             }
             return;
         }
         for (size_t i = 0; i < weights.size(); ++i) {
-            const int from = std::max(begin, first_item[i]) - first_item[i], to = std::min(end - first_item[i], weights[i]->panels());
-            if (from >= to) continue;
-            Out part = out;
-            part.out += first_output[i];
-            part.bias = bias.empty() ? nullptr : bias.data() + first_output[i];
-            panels(*weights[i], from, to, rows, part, scratch);
+            const int first = std::max(begin, first_item[i]) - first_item[i], last = std::min(end - first_item[i], weights[i]->panels());
+            if (first >= last) continue;
+            out.first = first_output[i];
+            out.bias = bias.empty() ? nullptr : bias.data() + first_output[i];
+            panels(i, first, last, from, out, ahead, scratch);
         }
     }
 
 private:
     static constexpr int kGatePanels = 4;
 
-    void panels(const Weight& w, int begin, int end, int rows, const Out& to, ThreadScratch& scratch) const {
-        if (traits(w.form).dense()) return k.linear_dense(w, begin, end, x, w.cols, rows, to);
-        QuantRows from = *quant;
-        from.rows = rows;
-        from.cols = w.cols;
-        k.linear_quant(w, begin, end, from, to, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>(), scratch.number.as<uint32_t>()});
+    void panels(size_t weight, int begin, int end, const Rows& from, const Out& out, Fetch fetch, ThreadScratch& scratch) const {
+        const Weight& w = *weights[weight];
+        if (traits(w.form).dense()) return k.linear_dense(w, begin, end, from, out);
+        QuantRows rows = *quant;
+        rows.rows = from.rows;
+        rows.cols = w.cols;
+        for (size_t i = 0; i < weight; ++i) fetch.begin += weights[i]->panels() * weights[i]->panel_bytes();
+        k.linear_quant(w, begin, end, rows, out, fetch, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>()});
     }
 };
 
@@ -146,22 +157,23 @@ struct RotatePhase final : Phase {
     const Kernels& k;
     RotateArgs args;
     std::vector<float> q_norm, k_norm;
-    const float *qkv, *cos, *sin;
-    size_t qkv_width;
+    Activations qkv;
+    const float *cos, *sin;
     uint16_t* q;
     uint8_t* layer;
     PageFormat page;
-    RotatePhase(const Kernels& k, RotateArgs a, std::vector<float> qn, std::vector<float> kn, const float* qkv, size_t width, const float* cos, const float* sin, uint16_t* q, uint8_t* layer, PageFormat page)
-        : k(k), args(a), q_norm(std::move(qn)), k_norm(std::move(kn)), qkv(qkv), cos(cos), sin(sin), qkv_width(width), q(q), layer(layer), page(page) {
+    RotatePhase(const Kernels& k, RotateArgs a, std::vector<float> qn, std::vector<float> kn, Activations qkv, const float* cos, const float* sin, uint16_t* q, uint8_t* layer, PageFormat page)
+        : k(k), args(a), q_norm(std::move(qn)), k_norm(std::move(kn)), qkv(qkv), cos(cos), sin(sin), q(q), layer(layer), page(page) {
         args.q_norm = q_norm.empty() ? nullptr : q_norm.data();
         args.k_norm = k_norm.empty() ? nullptr : k_norm.data();
     }
     int items(const StepState& s) const override { return s.rows; }
     void run(const StepState& s, int begin, int end, ThreadScratch&) override {
         RotateArgs a = args;
+        const Rows rows = qkv.rows(s);
         const size_t half = a.head_dim / 2;
         for (int row = begin; row < end; ++row) {
-            a.qkv = qkv + row * qkv_width;
+            a.qkv = rows.row(row);
             a.cos = cos + row * half;
             a.sin = sin + row * half;
             a.q = q + size_t(row) * a.heads * a.head_dim;
@@ -178,24 +190,24 @@ struct AttendArgs {
     PageFormat page;
     int heads, plan;
     const uint16_t* q;
-    float* out;
-    size_t out_width;
+    Activations out;
     const Partials& partials;
 };
 
 // Rows of an item, and where each one's output goes.
 struct ItemRows {
     VisibleRow rows[kMaxAttendRows];
-    float* out[kMaxAttendRows];
+    Row out[kMaxAttendRows];
     ItemRows(const AttendArgs& a, const StepState& s, const AttendItem& item, int window) {
         const Segment& segment = s.batch.segments[item.segment];
         const int group = a.heads / a.page.kv_heads, hd = a.page.head_dim;
+        const Rows to = a.out.rows(s);
         for (int i = 0; i < item.count; ++i) {
             const int stacked = item.first + i, token = stacked / group;
             const int row = segment.row + token, head = item.kv_head * group + stacked % group;
             const int position = segment.position + token;
             rows[i] = {a.q + (size_t(row) * a.heads + head) * hd, first_visible(position, window), position + 1};
-            out[i] = a.out + row * a.out_width + size_t(head) * hd;
+            out[i] = to.row(row).from(size_t(head) * hd);
         }
     }
 };
@@ -280,31 +292,28 @@ struct MergePhase final : Phase {
 
 struct AddNormPhase final : Phase {
     const Kernels& k;
-    float *x, *y;
-    int width;
-    bool output_rows;
+    Activations x, y;
     std::vector<float> weight;
     float eps;
-    AddNormPhase(const Kernels& k, float* x, float* y, int width, bool output_rows, std::vector<float> w, float eps)
-        : k(k), x(x), y(y), width(width), output_rows(output_rows), weight(std::move(w)), eps(eps) {}
-    int items(const StepState& s) const override { return output_rows ? s.outputs : s.rows; }
-    void run(const StepState&, int begin, int end, ThreadScratch&) override {
-        for (int row = begin; row < end; ++row) {
-            float* from = y + size_t(row) * width;
-            k.rms_norm(from, weight.data(), eps, width, from);
-            k.add(x + size_t(row) * width, from, width);
+    AddNormPhase(const Kernels& k, Activations x, Activations y, std::vector<float> w, float eps) : k(k), x(x), y(y), weight(std::move(w)), eps(eps) {}
+    int items(const StepState& s) const override { return x.tiles(s); }
+    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+        const Rows to = x.rows(s), from = y.rows(s);
+        for (int tile = begin; tile < end; ++tile) {
+            const int n = to.tile_rows(tile);
+            k.rms_norm(from.tile(tile), weight.data(), eps, n, int(weight.size()), from.tile(tile));
+            k.add(to.tile(tile), from.tile(tile), n * int(to.width));
         }
     }
 };
 
 struct SelectPhase final : Phase {
-    const float* x;
-    float* out;
-    int width;
-    SelectPhase(const float* x, float* out, int width) : x(x), out(out), width(width) {}
+    Activations x, out;
+    SelectPhase(Activations x, Activations out) : x(x), out(out) {}
     int items(const StepState& s) const override { return s.outputs; }
     void run(const StepState& s, int begin, int end, ThreadScratch&) override {
-        for (int i = begin; i < end; ++i) std::copy_n(x + size_t(s.batch.outputs[i]) * width, width, out + size_t(i) * width);
+        const Rows from = x.rows(s), to = out.rows(s);
+        for (int i = begin; i < end; ++i) copy_row(from.row(s.batch.outputs[i]), to.row(i), to.width);
     }
 };
 

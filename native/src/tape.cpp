@@ -24,8 +24,8 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
     kv_ = Memory(page.layer_bytes(shape.frames) * page.layers);
     q_ = Memory(size_t(shape.max_rows) * shape.heads * page.head_dim * 2);
     const size_t rows = std::max(shape.max_rows, shape.max_outputs), cols = shape.max_cols;
-    dense_ = Memory(rows * cols * sizeof(float));
-    const size_t tiles = (rows + kTile - 1) / kTile, outliers = rows * QuantRows::max_slots(int(cols));
+    dense_ = Memory(rows * (cols + kLanes - 1) / kLanes * kLanes * sizeof(float));
+    const size_t tiles = (rows + kTile - 1) / kTile, outliers = rows * QuantRows::stride(int(cols));
     records_ = Memory(rows * (cols / 32) * kRecordBytes);
     used_ = Memory(tiles * QuantRows::words(int(cols)) * sizeof(uint64_t));
     outlier_at_ = Memory(outliers * sizeof(uint32_t));
@@ -37,17 +37,27 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
         s.attend = std::make_unique<AttendScratch>();
         s.columns = Memory((cols + 1) * kLanes * sizeof(float));
         s.places = Memory(cols * sizeof(ColumnPlace));
-        s.number = Memory((cols + 1) * sizeof(uint32_t));
-        s.row = Memory(cols * sizeof(float));
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
     }
 }
 
-int Tape::add_buffer(int width, bool output_rows) {
+int Tape::add_buffer(int width, bool output_rows, bool plain) {
     const size_t rows = output_rows ? shape_.max_outputs : shape_.max_rows;
-    buffers_.push_back({Memory(rows * width * sizeof(float)), width, output_rows});
+    Buffer b{{}, width, output_rows, plain};
+    b.memory = Memory(rows * b.stride() * sizeof(float));
+    buffers_.push_back(std::move(b));
     return int(buffers_.size()) - 1;
+}
+
+const float* Tape::buffer(int index) const {
+    if (!buffers_.at(index).plain) refuse("only a plain buffer can be read");
+    return buffers_[index].memory.as<float>();
+}
+
+Activations Tape::at(int index) const {
+    const Buffer& b = buffers_.at(index);
+    return {{b.memory.as<float>(), b.stride(), b.plain, 0}, b.output_rows};
 }
 
 template <class P, class... A> void Tape::push(A&&... args) {
@@ -70,6 +80,7 @@ int Tape::add_rope(std::vector<double> inverse) {
 void Tape::embed(std::shared_ptr<Weight> w, int out, float scale) {
     if (w->cols != buffers_[out].width) refuse("embedding width does not match its buffer");
     vocabulary_ = w->rows;
+    for (auto& s : scratch_) s.row = Memory(buffers_[out].stride() * sizeof(float));
     push<EmbedPhase>(std::move(w), at(out), scale);
 }
 
@@ -78,6 +89,7 @@ void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, 
     int outputs = 0;
     bool quantize = false, dense = false;
     for (const auto& w : weights) {
+        if (outputs % kLanes && kind != Out::Gate) refuse("a weight has " + std::to_string(outputs) + " outputs before it, which must be a multiple of " + std::to_string(kLanes));
         if (w->cols != cols) refuse("a weight takes " + std::to_string(w->cols) + " inputs, its input has " + std::to_string(cols));
         outputs += w->rows;
         (traits(w->form).dense() ? dense : quantize) = true;
@@ -89,12 +101,13 @@ void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, 
     if (outputs != buffers_.at(out).width) refuse("weights give " + std::to_string(outputs) + " outputs, the buffer holds " + std::to_string(buffers_[out].width));
     if (!bias.empty() && int(bias.size()) != outputs) refuse("bias has the wrong length");
     if (!norm.weight.empty() && int(norm.weight.size()) != cols) refuse("norm weight has the wrong length");
-    const bool output_rows = buffers_[x].output_rows;
-    if (output_rows != buffers_[out].output_rows) refuse("input and output differ in rows");
+    if (buffers_[x].output_rows != buffers_[out].output_rows) refuse("input and output differ in rows");
+    if (buffers_[x].plain) refuse("the input of a linear op lies in tiles");
     if (cols > shape_.max_cols) refuse("a linear op takes " + std::to_string(cols) + " inputs, the tape was made for " + std::to_string(shape_.max_cols));
     float* normed = dense && !norm.weight.empty() ? dense_.as<float>() : nullptr;
-    if (quantize || normed) push<InputPhase>(kernels_, at(x), cols, output_rows, quantize, std::move(norm.weight), norm.eps, normed, &quant_);
-    push<LinearPhase>(kernels_, std::move(weights), normed ? normed : at(x), &quant_, std::move(bias), Out{at(out), size_t(buffers_[out].width), nullptr, kind, activation}, output_rows);
+    if (quantize || normed) push<InputPhase>(kernels_, at(x), cols, std::move(norm.weight), norm.eps, normed, quantize ? &quant_ : nullptr);
+    push<LinearPhase>(kernels_, std::move(weights), at(x), normed, &quant_, std::move(bias), at(out), kind, activation);
+    before_attention_.push_back(static_cast<LinearPhase*>(phases_.back().get()));
 }
 
 void Tape::rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps) {
@@ -108,14 +121,14 @@ void Tape::rotate_store(int qkv, int layer, int rope, float scale, bool interlea
     a.head_dim = page.head_dim;
     a.interleaved = interleaved;
     Rope& r = *ropes_.at(rope);
-    push<RotatePhase>(kernels_, a, std::move(q_norm), std::move(k_norm), at(qkv), size_t(buffers_[qkv].width), r.cos.as<float>(), r.sin.as<float>(),
+    push<RotatePhase>(kernels_, a, std::move(q_norm), std::move(k_norm), at(qkv), r.cos.as<float>(), r.sin.as<float>(),
                       q_.as<uint16_t>(), kv_.data() + page.layer_bytes(shape_.frames) * layer, page);
 }
 
 int Tape::plan_for(int window) {
     for (size_t i = 0; i < state_.plans.size(); ++i)
         if (state_.plans[i].window == window) return int(i);
-    state_.plans.push_back({window, {}, {}});
+    state_.plans.push_back({window, {}, {}, {}});
     return int(state_.plans.size()) - 1;
 }
 
@@ -123,20 +136,31 @@ void Tape::attention(int layer, int out, int window) {
     const PageFormat& page = shape_.page;
     if (buffers_.at(out).width != shape_.heads * page.head_dim) refuse("attention output has the wrong width");
     const AttendArgs a{kernels_, kv_.data() + page.layer_bytes(shape_.frames) * layer, page, shape_.heads, plan_for(window),
-                       q_.as<uint16_t>(), at(out), size_t(buffers_[out].width), partials_};
+                       q_.as<uint16_t>(), at(out), partials_};
+    size_t span = 0;
+    for (const LinearPhase* op : before_attention_) span += op->bytes();
+    size_t begin = 0;
+    for (LinearPhase* op : before_attention_) {
+        op->fetch = {a.layer, nullptr, 0, page.frame_bytes(), begin, span};
+        op->fetch_plan = a.plan;
+        begin += op->bytes();
+    }
+    before_attention_.clear();
+    longest_fetch_ = std::max(longest_fetch_, span);
     push<AttendPhase>(a);
     push<MergePhase>(a);
 }
 
 void Tape::add_norm(int x, int y, std::vector<float> weight, float eps) {
     if (buffers_.at(x).width != buffers_.at(y).width || int(weight.size()) != buffers_[x].width) refuse("add_norm has unequal widths");
-    push<AddNormPhase>(kernels_, at(x), at(y), buffers_[x].width, buffers_[x].output_rows, std::move(weight), eps);
+    if (buffers_[x].plain || buffers_[y].plain) refuse("add_norm works on tiles");
+    push<AddNormPhase>(kernels_, at(x), at(y), std::move(weight), eps);
 }
 
 void Tape::select(int x, int out) {
     if (buffers_.at(x).width != buffers_.at(out).width || buffers_[x].output_rows || !buffers_[out].output_rows) refuse("select has unequal buffers");
     if (select_phase_ == 0) select_phase_ = phases_.size();
-    push<SelectPhase>(at(x), at(out), buffers_.at(x).width);
+    push<SelectPhase>(at(x), at(out));
 }
 
 // Rows of a segment that share a kv head are stacked (token-major) and cut into blocks. A decoding row with several cuts is an item per
@@ -161,6 +185,21 @@ void Tape::plan_attention(AttendPlan& plan, int& partials) {
                 plan.merges.push_back({i, at, count, head, cuts, partials});
                 for (int c = 0; c < cuts; ++c) plan.items.push_back({i, at, count, head, first_cut + c, partials++});
             }
+    }
+}
+
+void Tape::plan_fetching(AttendPlan& plan) {
+    const size_t tiles = (state_.rows + kTile - 1) / kTile, most = tiles ? (tiles - 1) * longest_fetch_ / shape_.page.frame_bytes() : 0;
+    plan.frames.clear();
+    for (const Segment& s : state_.batch.segments) {
+        const int32_t* starts = state_.batch.starts.data() + s.extent;
+        const int32_t* frames = state_.batch.frames.data() + s.extent;
+        int e = 0;
+        for (int f = first_visible(s.position, plan.window) / kFrame; f <= (s.position + s.rows - 1) / kFrame; ++f) {
+            if (plan.frames.size() >= most) return;
+            while (e + 1 < s.extents && starts[e + 1] <= f) ++e;
+            plan.frames.push_back(frames[e] + f - starts[e]);
+        }
     }
 }
 
@@ -204,6 +243,7 @@ void Tape::prepare(const Batch& batch) {
     for (AttendPlan& plan : state_.plans) {
         int used = 0;
         plan_attention(plan, used);
+        plan_fetching(plan);
         partials = std::max(partials, used);
     }
     const size_t bytes = sizeof(float) * kMaxAttendRows * size_t(partials);

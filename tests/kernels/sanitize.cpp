@@ -81,9 +81,9 @@ public:
         const int widest = std::max({hidden, inner, heads * dim});
         tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{kRows, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
         Tape& t = *tape_;
-        const int x = t.add_buffer(hidden, false), y = t.add_buffer(hidden, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false);
-        const int attended = t.add_buffer(heads * dim, false), gated = t.add_buffer(inner, false), last = t.add_buffer(hidden, true);
-        logits_ = t.add_buffer(kVocabulary, true);
+        const int x = t.add_buffer(hidden, false, false), y = t.add_buffer(hidden, false, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false, false);
+        const int attended = t.add_buffer(heads * dim, false, false), gated = t.add_buffer(inner, false, false), last = t.add_buffer(hidden, true, false);
+        logits_ = t.add_buffer(kVocabulary, true, true);
         const int rope = t.add_rope(std::vector<double>(dim / 2, 0.37));
         t.embed(matrix(kVocabulary, hidden), x, 2.0f);
         for (int layer = 0; layer < 2; ++layer) {

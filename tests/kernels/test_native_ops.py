@@ -124,13 +124,22 @@ def test_linear_does_not_depend_on_threads(rng, weight_bytes, variant, kind, thr
 
 
 def test_linear_puts_weights_side_by_side_adds_the_bias_and_accumulates(rng, weight_bytes, variant):
-    k, kinds = 256, {"Q5_K": 48, "F32": 7, "Q8_0": 33, "Q4_1": 16}
+    k, kinds = 256, {"Q5_K": 48, "F32": 32, "Q4_1": 16, "Q8_0": 39}
     x, y = Buffer("x", k), Buffer("y", sum(kinds.values()))
-    ops = [Linear(x, tuple(kinds), y, bias="bias"), Linear(x, tuple(reversed(kinds)), y, bias="bias", result="add")]
+    other_way = ("Q4_1", "F32", "Q5_K", "Q8_0")
+    ops = [Linear(x, tuple(kinds), y, bias="bias"), Linear(x, other_way, y, bias="bias", result="add")]
     files = {kind: (kind, rows, k, weight_bytes(rng, kind, rows, k)) for kind, rows in kinds.items()}
     bias = rng.standard_normal(y.width).astype(np.float32)
     bench = Bench.showing(activations(rng, 19, k), ops, y, files, {"bias": bias})
     bench.check(variant, bench.batch(range(19)), 19)
+
+
+def test_a_weight_whose_neighbour_has_a_partial_panel_is_refused(rng, weight_bytes, variant):
+    files = [(kind, rows, 64, weight_bytes(rng, kind, rows, 64)) for kind, rows in (("F32", 17), ("Q8_0", 16))]
+    x, y = Buffer("x", 64), Buffer("y", 33)
+    bench = Bench.showing(activations(rng, 3, 64), [Linear(x, ("F32", "Q8_0"), y)], y, {file[0]: file for file in files})
+    with pytest.raises(ValueError, match="multiple of 16"):
+        bench.tape(Pool(1, variant), 3)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -23,6 +23,11 @@ inline F f_load(const float* p) { return EACH(_mm256_loadu_ps(p + 8 * h)); }
 inline void f_store(float* p, F x) { _mm256_storeu_ps(p, x.v[0]); _mm256_storeu_ps(p + 8, x.v[1]); }
 inline F f_load_n(const float* p, int n) { alignas(64) float t[16] = {}; __builtin_memcpy(t, p, sizeof(float) * n); return f_load(t); }
 inline void f_store_n(float* p, F x, int n) { alignas(64) float t[16]; f_store(t, x); __builtin_memcpy(p, t, sizeof(float) * n); }
+inline void f_store_where(float* p, uint32_t mask, F x) {
+    alignas(64) float t[16];
+    f_store(t, x);
+    for (; mask; mask &= mask - 1) *p++ = t[__builtin_ctz(mask)];
+}
 inline F f_add(F a, F b) { return EACH(_mm256_add_ps(a.v[h], b.v[h])); }
 inline F f_sub(F a, F b) { return EACH(_mm256_sub_ps(a.v[h], b.v[h])); }
 inline F f_mul(F a, F b) { return EACH(_mm256_mul_ps(a.v[h], b.v[h])); }
@@ -53,6 +58,12 @@ inline float f_highest(F x) {
     const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
+// Lane r: the highest of x[r].
+template <int R> inline F f_highest_of(const F (&x)[R]) {
+    alignas(64) float t[16] = {};
+    UNROLL for (int r = 0; r < R; ++r) t[r] = f_highest(x[r]);
+    return f_load(t);
+}
 // (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
 inline float f_tree(F x) {
     const __m256 a = _mm256_add_ps(x.v[0], x.v[1]);
@@ -80,6 +91,13 @@ inline I i_add(I a, I b) { return EACH(_mm256_add_epi32(a.v[h], b.v[h])); }
 template <int n> inline I i_shl(I a) { return EACH(_mm256_slli_epi32(a.v[h], n)); }
 template <int n> inline I i_shr(I a) { return EACH(_mm256_srli_epi32(a.v[h], n)); }
 inline I i_shr_by(I a, int n) { return EACH(_mm256_srl_epi32(a.v[h], _mm_cvtsi32_si128(n))); }
+inline void i_store(int32_t* p, I a) { for (int h = 0; h < 2; ++h) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + h, a.v[h]); }
+inline I i_lanes() { return {{_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)}}; }
+inline void i_store_where(uint32_t* p, uint32_t mask, I a) {
+    alignas(64) int32_t t[16];
+    i_store(t, a);
+    for (; mask; mask &= mask - 1) *p++ = uint32_t(t[__builtin_ctz(mask)]);
+}
 inline void i_store_u16(uint16_t* p, I a) {
     const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.v[0], a.v[1]), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
@@ -93,13 +111,24 @@ inline int32_t byte_sum(__m128i x) {
     const __m128i sums = _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(-128)), _mm_setzero_si128());
     return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 128 * 16;
 }
-// 32 numbers as signed bytes, and the sums of the first 16 and of all.
-inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
-    const __m128i b0 = bytes_of(q0), b1 = bytes_of(q1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b0);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + 1, b1);
-    first = byte_sum(b0);
-    total = first + byte_sum(b1);
+// 32 numbers each as signed bytes at p[r]. Lane r of `half` and `total`: the sum of the first 16 and of all.
+template <int R> inline void i_store_blocks(int8_t* const (&p)[R], const I (&q0)[R], const I (&q1)[R], I& half, I& total) {
+    alignas(64) int32_t halves[16] = {}, totals[16] = {};
+    UNROLL for (int r = 0; r < R; ++r) {
+        const __m128i b0 = bytes_of(q0[r]), b1 = bytes_of(q1[r]);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p[r]), b0);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p[r]) + 1, b1);
+        halves[r] = byte_sum(b0);
+        totals[r] = halves[r] + byte_sum(b1);
+    }
+    half = i_load(halves);
+    total = i_load(totals);
+}
+// Of 16 pairs at p the first or the second number.
+inline void i_store_alternate(uint16_t* p, I a, int second) {
+    alignas(64) int32_t t[16];
+    i_store(t, a);
+    for (int l = 0; l < 16; ++l) p[2 * l + second] = uint16_t(t[l]);
 }
 
 inline B b_load2(const void* lower, const void* upper) { return {{_mm256_loadu_si256(static_cast<const __m256i*>(lower)), _mm256_loadu_si256(static_cast<const __m256i*>(upper))}}; }

@@ -20,6 +20,8 @@ inline F f_set(float x) { return {_mm512_set1_ps(x)}; }
 inline F f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F f_load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
 inline void f_store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+// The lanes that the mask names, one after the other; up to 16 are written.
+inline void f_store_where(float* p, uint32_t mask, F x) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps(__mmask16(mask), x.v)); }
 inline void f_store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), x.v); }
 inline F f_add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F f_sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -42,6 +44,27 @@ inline F f_select(F x, int lo, int hi, float other) {
 // 0 where a < b, else x.
 inline F f_unless_lt(F a, F b, F x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)}; }
 inline uint32_t f_above(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+// Lane r: the highest of x[r].
+template <int R> inline F f_highest_of(const F (&x)[R]) {
+    if constexpr (R < 8) {
+        alignas(64) float t[16] = {};
+        UNROLL for (int r = 0; r < R; ++r) t[r] = _mm512_reduce_max_ps(x[r].v);
+        return f_load(t);
+    } else {
+        __m512 pair[4], four[2];   // quarters of a row: two of each of 2 rows, one of each of 4
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const __m512 a = x[2 * i].v, b = x[2 * i + 1].v;
+            pair[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        }
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const __m512 a = pair[2 * i], b = pair[2 * i + 1];
+            four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        }
+        const __m512 two = _mm512_max_ps(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));
+        const __m512 one = _mm512_max_ps(two, _mm512_permute_ps(two, 0xb1));
+        return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0), one)};
+    }
+}
 inline float f_highest(F x) { return _mm512_reduce_max_ps(x.v); }
 // (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
 inline float f_tree(F x) {
@@ -68,6 +91,14 @@ inline I i_add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int n> inline I i_shl(I a) { return {_mm512_slli_epi32(a.v, n)}; }
 template <int n> inline I i_shr(I a) { return {_mm512_srli_epi32(a.v, n)}; }
 inline I i_shr_by(I a, int n) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(n))}; }
+inline I i_lanes() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+inline void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
+inline void i_store_where(uint32_t* p, uint32_t mask, I a) { _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(__mmask16(mask), a.v)); }
+// Of 16 pairs at p the first or the second number.
+inline void i_store_alternate(uint16_t* p, I a, int second) {
+    const __m512i moved = _mm512_sllv_epi32(a.v, _mm512_set1_epi32(16 * second));
+    _mm512_mask_storeu_epi16(p, second ? 0xaaaaaaaau : 0x55555555u, moved);
+}
 inline void i_store_u16(uint16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
 
 // The sum of 16 signed bytes in each half of x, which psadbw takes as unsigned.
@@ -77,11 +108,34 @@ inline void byte_sums(__m256i x, int32_t& first, int32_t& total) {
     first = _mm_cvtsi128_si32(_mm_add_epi32(low, _mm_unpackhi_epi64(low, low))) - 128 * 16;
     total = first + _mm_cvtsi128_si32(_mm_add_epi32(high, _mm_unpackhi_epi64(high, high))) - 128 * 16;
 }
-// 32 numbers as signed bytes, and the sums of the first 16 and of all.
-inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
-    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(q0.v)), _mm512_cvtepi32_epi8(q1.v), 1);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
-    byte_sums(both, first, total);
+// 32 numbers each as signed bytes at p[r]. Lane r of `half` and `total`: the sum of the first 16 and of all.
+template <int R> inline void i_store_blocks(int8_t* const (&p)[R], const I (&q0)[R], const I (&q1)[R], I& half, I& total) {
+    if constexpr (R < 8) {
+        alignas(64) int32_t halves[16] = {}, totals[16] = {};
+        UNROLL for (int r = 0; r < R; ++r) {
+            const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(q0[r].v)), _mm512_cvtepi32_epi8(q1[r].v), 1);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(p[r]), both);
+            byte_sums(both, halves[r], totals[r]);
+        }
+        half = i_load(halves);
+        total = i_load(totals);
+    } else {
+        const __m512i in_rows = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        __m512i sums[4];   // of 8 bytes each; psadbw takes them as unsigned
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const __m512i a = _mm512_packs_epi32(q0[2 * i].v, q1[2 * i].v), b = _mm512_packs_epi32(q0[2 * i + 1].v, q1[2 * i + 1].v);
+            const __m512i bytes = _mm512_permutexvar_epi32(in_rows, _mm512_packs_epi16(a, b));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(p[2 * i]), _mm512_castsi512_si256(bytes));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(p[2 * i + 1]), _mm512_extracti64x4_epi64(bytes, 1));
+            sums[i] = _mm512_sad_epu8(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)), _mm512_setzero_si512());
+        }
+        const __m512i low = _mm512_add_epi64(_mm512_unpacklo_epi64(sums[0], sums[1]), _mm512_unpackhi_epi64(sums[0], sums[1]));
+        const __m512i high = _mm512_add_epi64(_mm512_unpacklo_epi64(sums[2], sums[3]), _mm512_unpackhi_epi64(sums[2], sums[3]));
+        const __m512i all = _mm512_or_si512(low, _mm512_slli_epi64(high, 32)), bias = _mm512_set1_epi32(128 * 16);
+        half.v = _mm512_sub_epi32(_mm512_permutexvar_epi32(_mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0), all), bias);
+        const __m512i second = _mm512_permutexvar_epi32(_mm512_setr_epi32(4, 12, 6, 14, 5, 13, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0), all);
+        total.v = _mm512_add_epi32(half.v, _mm512_sub_epi32(second, bias));
+    }
 }
 
 inline B b_load(const void* p) { return {_mm512_loadu_si512(p)}; }

@@ -1,12 +1,12 @@
 // Rotary embedding, writing keys and values, and attention over one cut.
 
-inline void rotate_head(const RotateArgs& a, const float* x, const float* norm, float* y) {
+// A head of a row of q or k, normed if there is a norm, and rotated.
+inline void rotate_head(const RotateArgs& a, size_t col, const float* norm, float* y) {
     const int half = a.head_dim / 2;
-    float normed[512];
-    if (norm) {
-        rms_norm(x, norm, a.eps, a.head_dim, normed);
-        x = normed;
-    }
+    alignas(64) float x[512];
+    const Row from = a.qkv.from(col);
+    for (int i = 0; i < a.head_dim; i += kLanes) f_store(x + i, f_load(from.at(i)));
+    if (norm) rms_norm(x, norm, a.eps, 1, a.head_dim, x);
     for (int i = 0; i < half; i += 16) {
         const int left = half - i;
         F x0, x1;
@@ -30,41 +30,52 @@ inline void rotate_head(const RotateArgs& a, const float* x, const float* norm, 
 
 void rotate_store(const RotateArgs& a) {
     const int hd = a.head_dim;
-    float turned[512];
+    alignas(64) float turned[512];
     for (int h = 0; h < a.heads; ++h) {
-        rotate_head(a, a.qkv + size_t(h) * hd, a.q_norm, turned);
+        rotate_head(a, size_t(h) * hd, a.q_norm, turned);
         for (int i = 0; i < hd; i += 16) i_store_u16(a.q + size_t(h) * hd + i, bf16_bits(f_mul(f_load(turned + i), f_set(a.scale))));
     }
-    const float* k = a.qkv + size_t(a.heads) * hd;
-    const float* v = k + size_t(a.kv_heads) * hd;
     alignas(64) uint16_t narrow[512];
     for (int h = 0; h < a.kv_heads; ++h) {
         uint16_t* keys = reinterpret_cast<uint16_t*>(a.frame + size_t(h) * hd * kFrame * 4);
-        uint16_t* values = keys + size_t(hd) * kFrame;
-        rotate_head(a, k + size_t(h) * hd, a.k_norm, turned);
+        uint16_t* values = keys + size_t(hd) * kFrame + size_t(a.slot / 2) * hd * 2;
+        rotate_head(a, size_t(a.heads + h) * hd, a.k_norm, turned);
         for (int i = 0; i < hd; i += 16) i_store_u16(narrow + i, bf16_bits(f_load(turned + i)));
         for (int i = 0; i < hd; i += 2) __builtin_memcpy(keys + i * kFrame + a.slot * 2, narrow + i, 4);
-        for (int i = 0; i < hd; i += 16) i_store_u16(narrow + i, bf16_bits(f_load(v + size_t(h) * hd + i)));
-        for (int i = 0; i < hd; ++i) values[size_t(a.slot / 2) * hd * 2 + 2 * i + a.slot % 2] = narrow[i];
+        const Row v = a.qkv.from(size_t(a.heads + a.kv_heads + h) * hd);
+        for (int i = 0; i < hd; i += 16) i_store_alternate(values + 2 * i, bf16_bits(f_load(v.at(i))), a.slot % 2);
     }
 }
 
-// Scores of R rows for T tiles of 16 positions, from frame f on. A tile is two frames; one that is not in [first, last) is replaced by its
-// neighbour and never looked at. Meanwhile the keys of the next tiles and the values of these are fetched.
-template <int R, int T> inline void score_tiles(const VisibleRow* rows, const uint8_t* const* frames, int f, int first, int last, int hd, AttendScratch& t) {
-    const uint8_t *frame[2 * T], *next[2 * T];
-    UNROLL for (int i = 0; i < 2 * T; ++i) {
-        const int wanted = f + i < first ? f + i + 1 : f + i < last ? f + i : f + i - 1;
-        frame[i] = frames[wanted];
-        next[i] = frames[wanted + 2 * T < last ? wanted + 2 * T : wanted];
+// Fetches a head's keys and values of some frames in the order in which they lie in memory, a few lines at a time.
+struct FrameFetch {
+    const uint8_t* const* frames;
+    int left;              // frames
+    size_t bytes;          // of the head in a frame
+    size_t done = 0;
+    void lines(int n) {    // a multiple of 4
+        for (int i = 0; i < n && left > 0; i += 4) {
+            const uint8_t* p = *frames + done;
+            UNROLL for (int line = 0; line < 4; ++line) __builtin_prefetch(p + 64 * line, 0, 2);
+            if ((done += 256) < bytes) continue;
+            done = 0;
+            ++frames;
+            --left;
+        }
     }
+};
+
+// Scores of R rows for T tiles of 16 positions, from frame f on. A tile is two frames; one that is not in [first, last) is replaced by its
+// neighbour and never looked at. Meanwhile the next tiles are fetched, values and all, if asked.
+template <int R, int T> inline void score_tiles(const VisibleRow* rows, const uint8_t* const* frames, int f, int first, int last, bool fetching, int hd, AttendScratch& t) {
+    const uint8_t* frame[2 * T];
+    UNROLL for (int i = 0; i < 2 * T; ++i) frame[i] = frames[f + i < first ? f + i + 1 : f + i < last ? f + i : f + i - 1];
+    const int next = f + 2 * T;
+    FrameFetch fetch{frames + next, !fetching ? 0 : last - next < 2 * T ? last - next : 2 * T, size_t(hd) * kFrame * 4};
     F acc[T][R];
     UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) acc[i][r] = f_set(0.0f);
     for (int i = 0; i < hd / 2; i += 2) {
-        UNROLL for (int j = 0; j < 2 * T; ++j) {
-            __builtin_prefetch(next[j] + 32 * size_t(i), 0, 3);
-            __builtin_prefetch(frame[j] + 16 * size_t(hd) + 32 * size_t(i), 0, 2);
-        }
+        fetch.lines(4 * T);
         UNROLL for (int pair = 0; pair < 2; ++pair) {
             B keys[T];
             UNROLL for (int j = 0; j < T; ++j) keys[j] = b_load2(frame[2 * j] + 32 * size_t(i + pair), frame[2 * j + 1] + 32 * size_t(i + pair));
@@ -78,9 +89,12 @@ template <int R> void scores(const VisibleRow* rows, int n, const uint8_t* const
     if constexpr (R > 1) if (n < R) return scores<R - 1>(rows, n, frames, first, last, hd, t);
     // Few rows need several tiles at once for enough independent chains.
     constexpr int tiles = R <= 2 ? 2 * kScoreTiles : kScoreTiles;
+    // Heads of one token read what nobody has read before; rows of a prompt, what their neighbours have just read.
+    const bool fetching = rows[0].hi == rows[n - 1].hi;
+    if (fetching) FrameFetch{frames + first, last - first < 2 * tiles ? last - first : 2 * tiles, size_t(hd) * kFrame * 4}.lines(tiles * hd);
     int f = first & ~1;
-    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<R, tiles>(rows, frames, f, first, last, hd, t);
-    for (; f < last; f += 2) score_tiles<R, 1>(rows, frames, f, first, last, hd, t);
+    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<R, tiles>(rows, frames, f, first, last, fetching, hd, t);
+    for (; f < last; f += 2) score_tiles<R, 1>(rows, frames, f, first, last, fetching, hd, t);
 }
 
 // Turns the scores of one row into p, from tile-aligned `from` to `to` (positions within the cut), visible [lo, hi).
@@ -179,7 +193,7 @@ void merge_cut(CutResult& total, const CutResult& cut, int rows, int hd) {
     }
 }
 
-void finish(const CutResult& total, int row, int hd, float* out) {
+void finish(const CutResult& total, int row, int hd, const Row& out) {
     const F inv = f_set(1.0f / total.l[row]);
-    for (int i = 0; i < hd; i += 16) f_store(out + i, f_mul(f_load(total.o + size_t(row) * hd + i), inv));
+    for (int i = 0; i < hd; i += 16) f_store(out.at(i), f_mul(f_load(total.o + size_t(row) * hd + i), inv));
 }

@@ -98,20 +98,32 @@ template <Form form, int R> inline void add_block(F (&acc)[R], const uint8_t* pl
     scaled(acc, i, scale[in_halves(form) ? 1 : 0], a);
 }
 
-// What becomes of the results y of some rows, outputs n…n + 15, of which `left` exist.
-inline void emit(F* y, int rows, const Out& o, int row, int n, int left) {
-    float* to = o.out + size_t(row) * o.stride + n;
+// Where output n (a multiple of 16) of a tile's rows goes, `step` floats from row to row.
+struct Target {
+    float* to;
+    size_t step;
+    Target(const Out& o, int tile, int n) {
+        const size_t col = o.first + n;
+        to = o.to.plain ? o.to.tile(tile) + col : o.to.tile(tile) + col * o.to.tile_rows(tile);
+        step = o.to.plain ? o.to.width : size_t(kLanes);
+    }
+};
+
+// What becomes of the results y of rows row… of a tile, outputs n…n + 15, of which `left` exist.
+inline void emit(F* y, int rows, const Out& o, const Target& target, int row, int n, int left) {
+    float* to = target.to + row * target.step;
     if (o.bias) {
         const F bias = load_upto(o.bias + n, left);
         for (int r = 0; r < rows; ++r) y[r] = f_add(y[r], bias);
     }
-    if (o.kind == Out::Add) for (int r = 0; r < rows; ++r) y[r] = f_add(load_upto(to + r * o.stride, left), y[r]);
-    if (o.kind == Out::Gate) for (int r = 0; r < rows; ++r) y[r] = f_mul(activate(o.activation, load_upto(to + r * o.stride, left)), y[r]);
-    for (int r = 0; r < rows; ++r) store_upto(to + r * o.stride, y[r], left);
+    if (o.kind == Out::Add) for (int r = 0; r < rows; ++r) y[r] = f_add(load_upto(to + r * target.step, left), y[r]);
+    if (o.kind == Out::Gate) for (int r = 0; r < rows; ++r) y[r] = f_mul(activate(o.activation, load_upto(to + r * target.step, left)), y[r]);
+    for (int r = 0; r < rows; ++r) store_upto(to + r * target.step, y[r], left);
 }
 
-// The chain over blocks for R rows of a tile, from row `first` on, times one panel. What lies `ahead` bytes further on is fetched (0: nothing).
-template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, size_t ahead, F* result) {
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel. While it reads the panel, what lies `ahead` bytes
+// further on is fetched (0: nothing).
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, ptrdiff_t ahead, F* result) {
     constexpr FormTraits t = traits(form);
     const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
@@ -131,17 +143,17 @@ template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* uni
 
 // The outliers of R rows of a tile.
 template <int R> void outlier_rows(const QuantTile& tile, int first, const LinearScratch& s, F* result) {
-    const uint32_t* at = tile.at + first;
-    const float* x = tile.x + first;
+    const uint32_t* at = tile.at + first * tile.stride;
+    const float* x = tile.x + first * tile.stride;
     F acc[R];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = result[first + r];
-    for (int i = 0; i < tile.slots; ++i, at += tile.n, x += tile.n)
-        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(s.columns + size_t(s.number[at[r]]) * kLanes), f_set(x[r]), acc[r]);
+    for (int i = 0; i < tile.slots; ++i, ++at, ++x)
+        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(s.columns + size_t(at[r * tile.stride]) * kLanes), f_set(x[r * tile.stride]), acc[r]);
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
 // Rows of the tile from `first` on: kRows at a time, then what is left.
-template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, size_t ahead, F* result) {
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, ptrdiff_t ahead, F* result) {
     for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, ahead, result);
     if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
 }
@@ -163,8 +175,7 @@ template <Form form> int place_columns(const QuantRows& x, const LinearScratch& 
             const uint32_t k = 64 * word + __builtin_ctzll(used), block = k / 32, i = block % t.unit, j = k % 32 / 4, byte = k % 4;
             const uint32_t unit = block / t.unit * t.unit_bytes(), planes = unit + t.scale_bytes + i * t.vectors * 64;
             ColumnPlace& p = s.places[count++];
-            s.number[k + 1] = uint32_t(count);
-            p = {unit, planes + 64 * (form == Form::Q8 ? j : j % 4), planes + 256, uint8_t(8 * byte), 0, uint8_t(i), uint8_t(j / 4)};
+            p = {k, unit, planes + 64 * (form == Form::Q8 ? j : j % 4), planes + 256, uint8_t(8 * byte), 0, uint8_t(i), uint8_t(j / 4)};
             if (form != Form::Q8 && j >= 4) p.shift += 4;
             if (has_bit_plane(form)) p.high_shift = uint8_t(8 * byte + j);
             if (form == Form::Q6K) {
@@ -178,7 +189,6 @@ template <Form form> int place_columns(const QuantRows& x, const LinearScratch& 
 
 // Those columns of a panel as numbers.
 template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, int count, const LinearScratch& s) {
-    float* column = s.columns;
     for (const ColumnPlace* p = s.places; p < s.places + count; ++p) {
         F scale[2];
         scales_of<form>(panel + p->unit, p->block, scale);
@@ -186,13 +196,19 @@ template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, i
         if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 1)));
         if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 3)));
         const F d = in_halves(form) && p->half ? scale[1] : scale[0];
-        f_store(column += kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
+        f_store(s.columns + size_t(p->k + 1) * kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
     }
 }
 
-constexpr int kFewTiles = 8;
+// How far from a panel lies what is fetched while tile t is computed: with the last one the next panel, which for one or two rows the
+// processor does best by itself.
+inline ptrdiff_t fetched(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
+    if (t == x.tiles() - 1) return x.rows > 2 ? ptrdiff_t(w.panel_bytes()) : 0;
+    const uint8_t* source = fetch.source(panel * w.panel_bytes(), t);
+    return source ? source - w.panel(panel) : 0;
+}
 
-template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch) {
+template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch) {
     const int columns = place_columns<form>(x, scratch), tiles = x.tiles();
     for (; panel < end; ++panel) {
         const uint8_t* bytes = w.panel(panel);
@@ -200,28 +216,28 @@ template <Form form> void linear_form(const Weight& w, int panel, int end, const
         for (int t = 0; t < tiles; ++t) {
             const QuantTile tile = x.tile(t);
             F result[kTile];
-            // Fetched for writing while the chain runs, where the output is too large for the cache: rows lie far apart.
-            if (tiles > kFewTiles) for (int r = 0; r < tile.n; ++r) __builtin_prefetch(out.out + size_t(t * kTile + r) * out.stride + n, 1);
-            // While the last rows use this panel, the next one comes. For one or two rows the processor does that best by itself.
-            chain<form, kRows>(bytes, tile, 0, x.rows > 2 && t == tiles - 1 ? w.panel_bytes() : 0, result);
+            const Target target(out, t, n);
+            // Fetched for writing while the chain runs.
+            for (int r = 0; r < tile.n; ++r) __builtin_prefetch(target.to + r * target.step, 1);
+            chain<form, kRows>(bytes, tile, 0, fetched(w, panel, t, x, fetch), result);
             // The first chain has brought the panel into the cache, in order.
             if (t == 0) fill_columns<form>(bytes, columns, scratch);
             if (tile.slots) outliers<kRows>(tile, 0, scratch, result);
-            emit(result, tile.n, out, t * kTile, n, w.rows - n);
+            emit(result, tile.n, out, target, 0, n, w.rows - n);
         }
     }
 }
 
-void linear_quant(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const LinearScratch& scratch) {
+void linear_quant(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch) {
     switch (w.form) {
-        case Form::Q4: return linear_form<Form::Q4>(w, panel, end, x, out, scratch);
-        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, end, x, out, scratch);
-        case Form::Q5: return linear_form<Form::Q5>(w, panel, end, x, out, scratch);
-        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, end, x, out, scratch);
-        case Form::Q8: return linear_form<Form::Q8>(w, panel, end, x, out, scratch);
-        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, end, x, out, scratch);
-        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, end, x, out, scratch);
-        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, end, x, out, scratch);
+        case Form::Q4: return linear_form<Form::Q4>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q4M: return linear_form<Form::Q4M>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q5: return linear_form<Form::Q5>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q5M: return linear_form<Form::Q5M>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q8: return linear_form<Form::Q8>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q4K: return linear_form<Form::Q4K>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q5K: return linear_form<Form::Q5K>(w, panel, end, x, out, fetch, scratch);
+        case Form::Q6K: return linear_form<Form::Q6K>(w, panel, end, x, out, fetch, scratch);
         default: return;
     }
 }

@@ -28,6 +28,7 @@ inline F f_load(const float* p) { return {load_any<VF>(p)}; }
 inline void f_store(float* p, F x) { __builtin_memcpy(p, &x.v, 64); }
 inline F f_load_n(const float* p, int n) { VF t{}; __builtin_memcpy(&t, p, sizeof(float) * n); return {t}; }
 inline void f_store_n(float* p, F x, int n) { __builtin_memcpy(p, &x.v, sizeof(float) * n); }
+inline void f_store_where(float* p, uint32_t mask, F x) { for (; mask; mask &= mask - 1) *p++ = x.v[__builtin_ctz(mask)]; }
 inline F f_add(F a, F b) { return {a.v + b.v}; }
 inline F f_sub(F a, F b) { return {a.v - b.v}; }
 inline F f_mul(F a, F b) { return {a.v * b.v}; }
@@ -49,6 +50,12 @@ inline F f_select(F x, int lo, int hi, float other) {
 inline F f_unless_lt(F a, F b, F x) { return {a.v < b.v ? VF{} : x.v}; }
 inline uint32_t f_above(F a, F b) { uint32_t mask = 0; for (int l = 0; l < 16; ++l) mask |= uint32_t(a.v[l] > b.v[l]) << l; return mask; }
 inline float f_highest(F x) { float m = x.v[0]; for (int l = 1; l < 16; ++l) m = x.v[l] > m ? x.v[l] : m; return m; }
+// Lane r: the highest of x[r].
+template <int R> inline F f_highest_of(const F (&x)[R]) {
+    F t{};
+    for (int r = 0; r < R; ++r) t.v[r] = f_highest(x[r]);
+    return t;
+}
 // (l) + (l + 8), (l) + (l + 4), (l) + (l + 2), (l) + (l + 1).
 inline float f_tree(F x) {
     for (int width = 8; width > 0; width /= 2)
@@ -75,17 +82,22 @@ template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
 template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
 inline I i_shr_by(I a, int n) { return {(VI)((VU)a.v >> n)}; }
 inline void i_store_u16(uint16_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = uint16_t(a.v[l]); }
-// 32 numbers as signed bytes, and the sums of the first 16 and of all.
-inline void i_store_block(int8_t* p, I q0, I q1, int32_t& first, int32_t& total) {
-    int32_t second = 0;
-    first = 0;
-    for (int l = 0; l < 16; ++l) {
-        p[l] = int8_t(q0.v[l]);
-        p[l + 16] = int8_t(q1.v[l]);
-        first += q0.v[l];
-        second += q1.v[l];
+inline I i_lanes() { return {VI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}; }
+inline void i_store(int32_t* p, I a) { __builtin_memcpy(p, &a.v, sizeof(a.v)); }
+inline void i_store_where(uint32_t* p, uint32_t mask, I a) { for (; mask; mask &= mask - 1) *p++ = uint32_t(a.v[__builtin_ctz(mask)]); }
+// Of 16 pairs at p the first or the second number.
+inline void i_store_alternate(uint16_t* p, I a, int second) { for (int l = 0; l < 16; ++l) p[2 * l + second] = uint16_t(a.v[l]); }
+// 32 numbers each as signed bytes at p[r]. Lane r of `half` and `total`: the sum of the first 16 and of all.
+template <int R> inline void i_store_blocks(int8_t* const (&p)[R], const I (&q0)[R], const I (&q1)[R], I& half, I& total) {
+    half = total = I{};
+    for (int r = 0; r < R; ++r) {
+        for (int l = 0; l < 16; ++l) {
+            p[r][l] = int8_t(q0[r].v[l]);
+            p[r][l + 16] = int8_t(q1[r].v[l]);
+            half.v[r] += q0[r].v[l];
+            total.v[r] += q0[r].v[l] + q1[r].v[l];
+        }
     }
-    total = first + second;
 }
 
 inline B b_load(const void* p) { return {load_any<VB>(p)}; }

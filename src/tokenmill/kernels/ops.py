@@ -51,7 +51,7 @@ class Linear:
     """y = norm(x) @ [W0 | W1 | …].T (+ bias), the weights' outputs side by side.
 
     `result` says what becomes of y: out = y, out += y, or, with two weights of equal shape, out = activation(y0) * y1. Weights
-    are [outputs, width of x] each and may differ in form.
+    are [outputs, width of x] each and may differ in form; all but the last have a multiple of 16 outputs.
     """
 
     x: Buffer

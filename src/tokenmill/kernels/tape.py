@@ -56,16 +56,16 @@ class Tape:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
         )
-        self._index = {b.name: self._native.add_buffer(b.width, b.rows == "outputs") for b in program.buffers}
+        last = program.ops[-1]
+        assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
+        self._index = {b.name: self._native.add_buffer(b.width, b.rows == "outputs", b == last.out) for b in program.buffers}
+        self._logits = self._index[last.out.name]
         for inverse in program.ropes:
             self._native.add_rope(np.ascontiguousarray(inverse, np.float64))
         self._weights = weights
         self._vectors = vectors
         for op in program.ops:
             self._record(op)
-        last = program.ops[-1]
-        assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
-        self._logits = self._index[last.out.name]
 
     def run(self, batch: Batch) -> F32:
         """Execute one step; returns the logits [outputs, vocabulary], a view that the next run overwrites."""
