@@ -7,7 +7,7 @@
 
 namespace {
 
-using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;   // rows may lie apart
 using Reals = nb::ndarray<const double, nb::shape<-1, 6>, nb::c_contig, nb::device::cpu>;
 using Wholes = nb::ndarray<const int64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
 using Ends = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
@@ -16,6 +16,14 @@ template <class T, int... shape> using Output = nb::ndarray<T, nb::shape<shape..
 void check_tokens(std::span<const int32_t> tokens, int vocabulary) {
     for (int32_t t : tokens)
         if (t < 0 || t >= vocabulary) throw std::invalid_argument("[sample] token " + std::to_string(t) + " is outside the vocabulary of " + std::to_string(vocabulary));
+}
+
+const float* row_of(const Logits& logits, int row) {
+    return logits.data() + row * logits.stride(0);
+}
+
+void check_rows(const Logits& logits) {
+    if (logits.shape(0) && logits.stride(1) != 1) throw std::invalid_argument("[sample] a row of logits must be contiguous");
 }
 
 }  // namespace
@@ -27,6 +35,7 @@ void bind_sample(nb::module_& m) {
         const int rows = int(reals.shape(0)), vocabulary = int(logits.shape(1));
         if (int(wholes.shape(0)) != rows || int(ends.shape(0)) != rows || int(out.shape(0)) != rows || seen.size() != seen_count.size() || bias.size() != bias_value.size())
             throw std::invalid_argument("[sample] arrays differ in length");
+        check_rows(logits);
         for (const auto& tokens : {span_of(seen), span_of(bias), span_of(banned)}) check_tokens(tokens, vocabulary);
         std::vector<mill::SampleRow> how(rows);
         int32_t seen_at = 0, bias_at = 0, banned_at = 0;
@@ -47,7 +56,7 @@ void bind_sample(nb::module_& m) {
         nb::gil_scoped_release release;
         pool.parallel(rows, [&](int begin, int end) {
             thread_local mill::SampleScratch scratch;
-            for (int i = begin; i < end; ++i) out.data()[i] = mill::sample_row(k, logits.data() + size_t(how[i].row) * vocabulary, vocabulary, how[i], scratch);
+            for (int i = begin; i < end; ++i) out.data()[i] = mill::sample_row(k, row_of(logits, how[i].row), vocabulary, how[i], scratch);
         });
     }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("reals"), nb::arg("wholes"), nb::arg("ends"), nb::arg("seen"), nb::arg("seen_count"),
        nb::arg("bias"), nb::arg("bias_value"), nb::arg("banned"), nb::arg("out"));
@@ -58,6 +67,7 @@ void bind_sample(nb::module_& m) {
         const int vocabulary = int(logits.shape(1)), top_n = int(top.shape(1));
         if (tokens.size() != n || logprob.shape(0) != n || rank.shape(0) != n || top.shape(0) != n || top_logprob.shape(0) != n || int(top_logprob.shape(1)) != top_n || top_n > vocabulary)
             throw std::invalid_argument("[likelihoods] arrays differ in length");
+        check_rows(logits);
         check_tokens(span_of(tokens), vocabulary);
         check_tokens(span_of(rows), int(logits.shape(0)));
         const mill::Kernels& k = mill::kernels_named(variant);
@@ -65,7 +75,7 @@ void bind_sample(nb::module_& m) {
         pool.parallel(int(n), [&](int begin, int end) {
             thread_local mill::SampleScratch scratch;
             for (int i = begin; i < end; ++i) {
-                const mill::Likelihood l = mill::likelihood_of(k, logits.data() + size_t(rows.data()[i]) * vocabulary, vocabulary, tokens.data()[i], top_n,
+                const mill::Likelihood l = mill::likelihood_of(k, row_of(logits, rows.data()[i]), vocabulary, tokens.data()[i], top_n,
                                                                top.data() + size_t(i) * top_n, top_logprob.data() + size_t(i) * top_n, scratch);
                 logprob.data()[i] = l.logprob;
                 rank.data()[i] = l.rank;

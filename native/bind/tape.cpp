@@ -49,8 +49,8 @@ void bind_tape(nb::module_& m) {
         }, nb::arg("outputs"))
         .def("buffer", [](nb::handle_t<Tape> self, int index, int rows) {
             Tape& t = nb::cast<Tape&>(self);
-            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(t.buffer(index)), {size_t(rows), size_t(t.width(index))}, self);
-        }, nb::arg("index"), nb::arg("rows"), "A view [rows, width], overwritten by the next run.")
+            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(t.buffer(index)), {size_t(rows), size_t(t.width(index))}, self, {int64_t(t.stride(index)), 1});
+        }, nb::arg("index"), nb::arg("rows"), "A view [rows, width] whose rows are apart, overwritten by the next run.")
         .def_prop_ro("kv_bytes", &Tape::kv_bytes)
         .def("fill_kv", [](Tape& t, int byte) { std::memset(t.kv(), byte, t.kv_bytes()); }, nb::arg("byte"), "For tests and benchmarks; see kernels/tape.py.");
 }

@@ -42,7 +42,7 @@ struct QuantTile {
     int n, cols, slots;
     uint8_t* records;      // [cols / 32][n * kRecordBytes]
     uint64_t* used;        // bit k: some row has an outlier at k
-    uint32_t* at;          // [n][stride]: k + 1
+    uint32_t* at;          // [n][stride]: 16 (k + 1)
     float* x;              // [n][stride]
     size_t stride;
 };
@@ -56,6 +56,7 @@ struct QuantRows {
     uint32_t* at;
     float* x;
     int* slots;            // [tiles]
+    uint64_t stamp;        // differs from that of all other inputs
 
     // More outliers than cols / 12 would by themselves exceed the row's sum of squares; they are written 16 at a time.
     [[gnu::always_inline]] static constexpr int stride(int cols) { return cols / 12 + 1 + kLanes; }
@@ -119,7 +120,10 @@ struct ColumnPlace {
 // For a thread's linear ops, whose inputs have up to `cols` elements.
 struct LinearScratch {
     float* columns;        // [1 + cols][16]: a panel's columns with outliers, that of element k at k + 1; the first stays 0
-    ColumnPlace* places;   // [cols]: of those columns in a panel
+    ColumnPlace* places;   // [cols]: of those columns in a panel of `form`, for the input with that stamp
+    int count = 0;
+    Form form = Form::F32;
+    uint64_t stamp = 0;
 };
 
 // Frames that the next attention reads, which a linear op of many rows fetches while it computes: it needs memory only for its first tile of
@@ -148,7 +152,7 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* w, float eps, int n, int cols, float* y);
     void (*add)(float* x, const float* y, int n);
     // Panels [panel, end) of a weight for all rows of x.
-    void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch);
+    void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch);
     void (*linear_dense)(const Weight& w, int panel, int end, const Rows& x, const Out& out);
     void (*rotate_store)(const RotateArgs& a);
     // One cut for n rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.

@@ -39,13 +39,15 @@ struct AttendPlan {
 struct StepState {
     Batch batch;
     int rows = 0, outputs = 0;
+    uint64_t step = 0;                         // counts
     std::vector<int32_t> position, frame;      // per token row; frame: number in the pool
     std::vector<AttendPlan> plans;
 };
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
-    Memory columns, places, row, o, total;   // the first two: LinearScratch; row: an embedding
+    Memory columns, places, row, o, total;   // row: an embedding
+    LinearScratch linear{};                  // over columns and places
 };
 
 // Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
@@ -93,9 +95,10 @@ public:
     // Computes the logits of other rows of the step that run() executed last.
     void rerun(std::span<const int32_t> outputs);
 
-    // A plain buffer, and how wide it is.
+    // A plain buffer, how wide it is, and how far apart its rows are.
     const float* buffer(int index) const;
     int width(int index) const { return buffers_.at(index).width; }
+    size_t stride(int index) const { return buffers_.at(index).stride(); }
     uint8_t* kv() const { return kv_.data(); }
     size_t kv_bytes() const { return kv_.size(); }
 
@@ -104,7 +107,8 @@ private:
         Memory memory;
         int width;
         bool output_rows, plain;
-        size_t stride() const { return plain ? size_t(width) : (size_t(width) + kLanes - 1) / kLanes * kLanes; }
+        // Plain rows are an odd number of cache lines apart, so that they don't all fall on the same set of a cache.
+        size_t stride() const { const size_t lines = (size_t(width) + kLanes - 1) / kLanes; return (plain ? lines | 1 : lines) * kLanes; }
     };
     struct Rope { std::vector<double> inverse; Memory cos, sin; };
 
@@ -127,7 +131,7 @@ private:
     std::vector<int> counts_;
     std::vector<ThreadScratch> scratch_;
     StepState state_;
-    int vocabulary_ = 0;
+    int vocabulary_ = 0, inputs_ = 0;
     std::vector<LinearPhase*> before_attention_;   // linear ops since the last attention
     size_t longest_fetch_ = 0;  // bytes that those before some attention fetch per tile of rows
     size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed

@@ -92,9 +92,10 @@ struct LinearPhase final : Phase {
     Activation activation;
     Fetch fetch{};             // but for the frames, which are those of a plan
     int fetch_plan = 0, total = 0;
+    uint16_t input;            // which of the tape's inputs it reads
     LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, Activations x, const float* dense, const QuantRows* quant, std::vector<float> b,
-                Activations to, Out::Kind kind, Activation activation)
-        : k(k), weights(std::move(ws)), x(x), to(to), dense(dense), quant(quant), bias(std::move(b)), kind(kind), activation(activation) {
+                Activations to, Out::Kind kind, Activation activation, uint16_t input)
+        : k(k), weights(std::move(ws)), x(x), to(to), dense(dense), quant(quant), bias(std::move(b)), kind(kind), activation(activation), input(input) {
         int outputs = 0;
         for (const auto& w : weights) {
             first_item.push_back(total);
@@ -124,9 +125,9 @@ struct LinearPhase final : Phase {
             for (int at = begin; at < end; at += kGatePanels) {
                 const int stop = std::min(end, at + kGatePanels);
                 out.kind = Out::Store;
-                panels(0, at, stop, from, out, ahead, scratch);
+                panels(0, at, stop, s, from, out, ahead, scratch);
                 out.kind = Out::Gate;
-                panels(1, at, stop, from, out, ahead, scratch);
+                panels(1, at, stop, s, from, out, ahead, scratch);
             }
             return;
         }
@@ -135,21 +136,22 @@ struct LinearPhase final : Phase {
             if (first >= last) continue;
             out.first = first_output[i];
             out.bias = bias.empty() ? nullptr : bias.data() + first_output[i];
-            panels(i, first, last, from, out, ahead, scratch);
+            panels(i, first, last, s, from, out, ahead, scratch);
         }
     }
 
 private:
     static constexpr int kGatePanels = 4;
 
-    void panels(size_t weight, int begin, int end, const Rows& from, const Out& out, Fetch fetch, ThreadScratch& scratch) const {
+    void panels(size_t weight, int begin, int end, const StepState& s, const Rows& from, const Out& out, Fetch fetch, ThreadScratch& scratch) const {
         const Weight& w = *weights[weight];
         if (traits(w.form).dense()) return k.linear_dense(w, begin, end, from, out);
         QuantRows rows = *quant;
         rows.rows = from.rows;
         rows.cols = w.cols;
+        rows.stamp = s.step << 16 | input;
         for (size_t i = 0; i < weight; ++i) fetch.begin += weights[i]->panels() * weights[i]->panel_bytes();
-        k.linear_quant(w, begin, end, rows, out, fetch, {scratch.columns.as<float>(), scratch.places.as<ColumnPlace>()});
+        k.linear_quant(w, begin, end, rows, out, fetch, scratch.linear);
     }
 };
 

@@ -31,12 +31,13 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
     outlier_at_ = Memory(outliers * sizeof(uint32_t));
     outlier_x_ = Memory(outliers * sizeof(float));
     slots_.resize(tiles);
-    quant_ = {0, 0, records_.data(), used_.as<uint64_t>(), outlier_at_.as<uint32_t>(), outlier_x_.as<float>(), slots_.data()};
+    quant_ = {0, 0, records_.data(), used_.as<uint64_t>(), outlier_at_.as<uint32_t>(), outlier_x_.as<float>(), slots_.data(), 0};
     scratch_.resize(pool_->threads());
     for (auto& s : scratch_) {
         s.attend = std::make_unique<AttendScratch>();
         s.columns = Memory((cols + 1) * kLanes * sizeof(float));
         s.places = Memory(cols * sizeof(ColumnPlace));
+        s.linear = {s.columns.as<float>(), s.places.as<ColumnPlace>()};
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
     }
@@ -106,7 +107,7 @@ void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, 
     if (cols > shape_.max_cols) refuse("a linear op takes " + std::to_string(cols) + " inputs, the tape was made for " + std::to_string(shape_.max_cols));
     float* normed = dense && !norm.weight.empty() ? dense_.as<float>() : nullptr;
     if (quantize || normed) push<InputPhase>(kernels_, at(x), cols, std::move(norm.weight), norm.eps, normed, quantize ? &quant_ : nullptr);
-    push<LinearPhase>(kernels_, std::move(weights), at(x), normed, &quant_, std::move(bias), at(out), kind, activation);
+    push<LinearPhase>(kernels_, std::move(weights), at(x), normed, &quant_, std::move(bias), at(out), kind, activation, uint16_t(inputs_++));
     before_attention_.push_back(static_cast<LinearPhase*>(phases_.back().get()));
 }
 
@@ -263,6 +264,7 @@ void Tape::choose_outputs(std::span<const int32_t> outputs, int rows) {
 }
 
 void Tape::execute(size_t first_phase) {
+    ++state_.step;
     counts_.resize(phases_.size());
     for (size_t i = first_phase; i < phases_.size(); ++i) {
         counts_[i] = phases_[i]->items(state_);

@@ -124,8 +124,12 @@ public:
         const long before = allocations;
         tape_->run({tokens, segments, frames, starts, outputs});
         allocated += allocations - before;
-        const float* from = tape_->buffer(logits_);
-        return {from, from + outputs.size() * kVocabulary};
+        std::vector<float> logits;
+        for (size_t i = 0; i < outputs.size(); ++i) {
+            const float* from = tape_->buffer(logits_) + i * tape_->stride(logits_);
+            logits.insert(logits.end(), from, from + kVocabulary);
+        }
+        return logits;
     }
 
 private:

@@ -20,6 +20,13 @@ constexpr int kZero8 = 0;     // add_dot takes the 128 off itself
 
 inline F f_set(float x) { return EACH((void(h), _mm256_set1_ps(x))); }
 inline F f_load(const float* p) { return EACH(_mm256_loadu_ps(p + 8 * h)); }
+// The first and the second numbers of 16 pairs.
+inline void f_load_pairs(const float* p, F& first, F& second) {
+    alignas(64) float even[16], odd[16];
+    for (int l = 0; l < 16; ++l) { even[l] = p[2 * l]; odd[l] = p[2 * l + 1]; }
+    first = f_load(even);
+    second = f_load(odd);
+}
 inline void f_store(float* p, F x) { _mm256_storeu_ps(p, x.v[0]); _mm256_storeu_ps(p + 8, x.v[1]); }
 inline F f_load_n(const float* p, int n) { alignas(64) float t[16] = {}; __builtin_memcpy(t, p, sizeof(float) * n); return f_load(t); }
 inline void f_store_n(float* p, F x, int n) { alignas(64) float t[16]; f_store(t, x); __builtin_memcpy(p, t, sizeof(float) * n); }

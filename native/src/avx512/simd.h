@@ -19,6 +19,13 @@ constexpr int kZero8 = 128;    // what add_dot expects the caller to take off fo
 inline F f_set(float x) { return {_mm512_set1_ps(x)}; }
 inline F f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F f_load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
+// The first and the second numbers of 16 pairs.
+inline void f_load_pairs(const float* p, F& first, F& second) {
+    const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    first.v = _mm512_permutex2var_ps(low, even, high);
+    second.v = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
+}
 inline void f_store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
 // The lanes that the mask names, one after the other; up to 16 are written.
 inline void f_store_where(float* p, uint32_t mask, F x) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps(__mmask16(mask), x.v)); }

@@ -3,7 +3,7 @@
 // A head of a row of q or k, normed if there is a norm, and rotated.
 inline void rotate_head(const RotateArgs& a, size_t col, const float* norm, float* y) {
     const int half = a.head_dim / 2;
-    alignas(64) float x[512];
+    alignas(64) float x[512 + kLanes];   // pairs are read 16 at a time
     const Row from = a.qkv.from(col);
     for (int i = 0; i < a.head_dim; i += kLanes) f_store(x + i, f_load(from.at(i)));
     if (norm) rms_norm(x, norm, a.eps, 1, a.head_dim, x);
@@ -11,10 +11,7 @@ inline void rotate_head(const RotateArgs& a, size_t col, const float* norm, floa
         const int left = half - i;
         F x0, x1;
         if (a.interleaved) {
-            alignas(64) float even[16] = {}, odd[16] = {};
-            for (int l = 0; l < 16 && l < left; ++l) { even[l] = x[2 * (i + l)]; odd[l] = x[2 * (i + l) + 1]; }
-            x0 = f_load(even);
-            x1 = f_load(odd);
+            f_load_pairs(x + 2 * i, x0, x1);
         } else {
             x0 = load_upto(x + i, left);
             x1 = load_upto(x + half + i, left);

@@ -148,7 +148,7 @@ template <int R> void outlier_rows(const QuantTile& tile, int first, const Linea
     F acc[R];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = result[first + r];
     for (int i = 0; i < tile.slots; ++i, ++at, ++x)
-        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(s.columns + size_t(at[r * tile.stride]) * kLanes), f_set(x[r * tile.stride]), acc[r]);
+        UNROLL for (int r = 0; r < R; ++r) acc[r] = f_fma(f_load(s.columns + at[r * tile.stride]), f_set(x[r * tile.stride]), acc[r]);
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
@@ -163,11 +163,14 @@ template <int R> inline void outliers(const QuantTile& tile, int first, const Li
     if constexpr (R > 1) if (first < tile.n) outliers<R / 2>(tile, first, s, result);
 }
 
-// Where the columns lie at which some row has an outlier; returns how many there are.
-template <Form form> int place_columns(const QuantRows& x, const LinearScratch& s) {
+// Where the columns lie at which some row has an outlier.
+template <Form form> void place_columns(const QuantRows& x, LinearScratch& s) {
+    if (s.form == form && s.stamp == x.stamp) return;
     constexpr FormTraits t = traits(form);
     const int tiles = x.tiles(), words = QuantRows::words(x.cols);
     int count = 0;
+    s.form = form;
+    s.stamp = x.stamp;
     for (int word = 0; word < words; ++word) {
         uint64_t used = 0;
         for (int i = 0; i < tiles; ++i) used |= x.used[size_t(i) * words + word];
@@ -184,12 +187,12 @@ template <Form form> int place_columns(const QuantRows& x, const LinearScratch& 
             }
         }
     }
-    return count;
+    s.count = count;
 }
 
 // Those columns of a panel as numbers.
-template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, int count, const LinearScratch& s) {
-    for (const ColumnPlace* p = s.places; p < s.places + count; ++p) {
+template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, const LinearScratch& s) {
+    for (const ColumnPlace* p = s.places; p < s.places + s.count; ++p) {
         F scale[2];
         scales_of<form>(panel + p->unit, p->block, scale);
         I q = i_and(i_shr_by(i_load(panel + p->vector), p->shift), form == Form::Q8 ? 255 : 15);
@@ -208,8 +211,9 @@ inline ptrdiff_t fetched(const Weight& w, int panel, int t, const QuantRows& x, 
     return source ? source - w.panel(panel) : 0;
 }
 
-template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch) {
-    const int columns = place_columns<form>(x, scratch), tiles = x.tiles();
+template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch) {
+    const int tiles = x.tiles();
+    place_columns<form>(x, scratch);
     for (; panel < end; ++panel) {
         const uint8_t* bytes = w.panel(panel);
         const int n = panel * kLanes;
@@ -221,14 +225,14 @@ template <Form form> void linear_form(const Weight& w, int panel, int end, const
             for (int r = 0; r < tile.n; ++r) __builtin_prefetch(target.to + r * target.step, 1);
             chain<form, kRows>(bytes, tile, 0, fetched(w, panel, t, x, fetch), result);
             // The first chain has brought the panel into the cache, in order.
-            if (t == 0) fill_columns<form>(bytes, columns, scratch);
+            if (t == 0) fill_columns<form>(bytes, scratch);
             if (tile.slots) outliers<kRows>(tile, 0, scratch, result);
             emit(result, tile.n, out, target, 0, n, w.rows - n);
         }
     }
 }
 
-void linear_quant(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, const LinearScratch& scratch) {
+void linear_quant(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch) {
     switch (w.form) {
         case Form::Q4: return linear_form<Form::Q4>(w, panel, end, x, out, fetch, scratch);
         case Form::Q4M: return linear_form<Form::Q4M>(w, panel, end, x, out, fetch, scratch);

@@ -85,7 +85,7 @@ template <int R> inline void keep_outliers(const Normed<R>& y, int r, int block,
         const int k = 32 * block + 16 * half;
         const size_t at = row * to.stride + count;
         f_store_where(to.x + at, mask & 0xffff, y.load(k, r));
-        i_store_where(to.at + at, mask & 0xffff, i_add(i_set(k + 1), i_lanes()));
+        i_store_where(to.at + at, mask & 0xffff, i_shl<4>(i_add(i_set(k + 1), i_lanes())));
         count += __builtin_popcount(mask & 0xffff);
     }
 }

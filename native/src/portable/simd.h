@@ -25,6 +25,8 @@ template <class T> inline T load_any(const void* p) { T t; __builtin_memcpy(&t, 
 
 inline F f_set(float x) { return {VF{} + x}; }
 inline F f_load(const float* p) { return {load_any<VF>(p)}; }
+// The first and the second numbers of 16 pairs.
+inline void f_load_pairs(const float* p, F& first, F& second) { for (int l = 0; l < 16; ++l) { first.v[l] = p[2 * l]; second.v[l] = p[2 * l + 1]; } }
 inline void f_store(float* p, F x) { __builtin_memcpy(p, &x.v, 64); }
 inline F f_load_n(const float* p, int n) { VF t{}; __builtin_memcpy(&t, p, sizeof(float) * n); return {t}; }
 inline void f_store_n(float* p, F x, int n) { __builtin_memcpy(p, &x.v, sizeof(float) * n); }

@@ -68,7 +68,7 @@ class Tape:
             self._record(op)
 
     def run(self, batch: Batch) -> F32:
-        """Execute one step; returns the logits [outputs, vocabulary], a view that the next run overwrites."""
+        """Execute one step; returns the logits [outputs, vocabulary], a view (rows lie apart) that the next run overwrites."""
         segments = np.empty((len(batch.segments), 5), np.int32)
         at = 0
         for i, s in enumerate(batch.segments):
