@@ -121,9 +121,14 @@ inline void emit(F* y, int rows, const Out& o, const Target& target, int row, in
     for (int r = 0; r < rows; ++r) store_upto(to + r * target.step, y[r], left);
 }
 
-// The chain over blocks for R rows of a tile, from row `first` on, times one panel. While it reads the panel, what lies `ahead` bytes
-// further on is fetched (0: nothing).
-template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, ptrdiff_t ahead, F* result) {
+// Memory to be fetched during a chain: some lines for each block.
+struct Ahead {
+    const uint8_t* from;
+    int lines;
+};
+
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel.
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, Ahead ahead, F* result) {
     constexpr FormTraits t = traits(form);
     const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
@@ -134,7 +139,7 @@ template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* uni
         const int here = blocks - b < t.unit ? blocks - b : t.unit;
         for (int i = 0; i < here; ++i, a.next()) {
             const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
-            if (ahead) UNROLL for (int line = 0; line < t.vectors; ++line) __builtin_prefetch(planes + ahead + 64 * line);
+            for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from);
             add_block<form, R>(acc, planes, scale[i], a);
         }
     }
@@ -153,7 +158,7 @@ template <int R> void outlier_rows(const QuantTile& tile, int first, const Linea
 }
 
 // Rows of the tile from `first` on: kRows at a time, then what is left.
-template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, ptrdiff_t ahead, F* result) {
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, Ahead ahead, F* result) {
     for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, ahead, result);
     if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
 }
@@ -203,12 +208,18 @@ template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, c
     }
 }
 
-// How far from a panel lies what is fetched while tile t is computed: with the last one the next panel, which for one or two rows the
-// processor does best by itself.
-inline ptrdiff_t fetched(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
-    if (t == x.tiles() - 1) return x.rows > 2 ? ptrdiff_t(w.panel_bytes()) : 0;
-    const uint8_t* source = fetch.source(panel * w.panel_bytes(), t);
-    return source ? source - w.panel(panel) : 0;
+// What is fetched while tile t is computed: with the last few the next panel, spread so that memory keeps up, with others what attention
+// reads next. For one or two rows the processor does it best by itself.
+inline Ahead ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
+    if (x.rows <= 2) return {nullptr, 0};
+    const int tiles = x.tiles(), blocks = w.cols / 32, lines = int(w.panel_bytes() / blocks + 63) / 64;
+    const int most = fetch.count ? (tiles + 1) / 2 : tiles, parts = most < 3 ? most : 3, part = t - (tiles - parts);
+    if (part < 0) {
+        const uint8_t* source = fetch.source(panel * w.panel_bytes(), t);
+        return {source, source ? lines : 0};
+    }
+    const int each = (lines + parts - 1) / parts, before = part * each;
+    return {w.panel(panel + 1) + size_t(64) * blocks * before, lines - before < each ? lines - before : each};
 }
 
 template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch) {
@@ -223,7 +234,7 @@ template <Form form> void linear_form(const Weight& w, int panel, int end, const
             const Target target(out, t, n);
             // Fetched for writing while the chain runs.
             for (int r = 0; r < tile.n; ++r) __builtin_prefetch(target.to + r * target.step, 1);
-            chain<form, kRows>(bytes, tile, 0, fetched(w, panel, t, x, fetch), result);
+            chain<form, kRows>(bytes, tile, 0, ahead_of(w, panel, t, x, fetch), result);
             // The first chain has brought the panel into the cache, in order.
             if (t == 0) fill_columns<form>(bytes, scratch);
             if (tile.slots) outliers<kRows>(tile, 0, scratch, result);
