@@ -81,6 +81,8 @@ inline float f_tree(F x) {
 inline F f_half(const void* p) { return EACH(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p) + h))); }
 inline F f_bf16(const void* p) { return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p) + h)), 16))); }
 
+constexpr bool kRoundsToBf16 = false;
+
 inline I i_set(int32_t x) { return EACH((void(h), _mm256_set1_epi32(x))); }
 inline I i_load(const void* p) { return EACH(_mm256_loadu_si256(static_cast<const __m256i*>(p) + h)); }
 inline I i_bits(F x) { return EACH(_mm256_castps_si256(x.v[h])); }

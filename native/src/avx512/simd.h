@@ -145,6 +145,14 @@ template <int R> inline void i_store_blocks(int8_t* const (&p)[R], const I (&q0)
     }
 }
 
+constexpr bool kRoundsToBf16 = true;
+// x, none of which is denormal, rounded to bf16: stored, and returned.
+inline F f_store_bf16(uint16_t* p, F x) {
+    const __m256i narrow = (__m256i)_mm512_cvtneps_pbh(x.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16))};
+}
+
 inline B b_load(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline B b_load2(const void* lower, const void* upper) {
     const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(lower)));

@@ -107,9 +107,7 @@ void soften(AttendScratch& t, int r, int from, int to, int lo, int hi, CutResult
     F sum = f_set(0.0f);
     for (int i = from; i < to; i += 16) {
         const F p = f_select(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), lo - i, hi - i, 0.0f);
-        const I bits = bf16_bits(p);
-        i_store_u16(&t.p[r][i], bits);
-        sum = f_add(sum, bf16_widen(bits));
+        sum = f_add(sum, store_bf16(&t.p[r][i], p));
     }
     out.m[r] = m;
     out.l[r] = f_tree(sum);

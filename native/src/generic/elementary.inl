@@ -34,6 +34,17 @@ inline I bf16_bits(F x) {
 
 inline F bf16_widen(I bits) { return f_bits(i_shl<16>(bits)); }
 
+// x, none of which is denormal, rounded to bf16: stored, and returned.
+template <class V> inline V store_bf16(uint16_t* p, V x) {
+    if constexpr (kRoundsToBf16) {
+        return f_store_bf16(p, x);
+    } else {
+        const I bits = bf16_bits(x);
+        i_store_u16(p, bits);
+        return bf16_widen(bits);
+    }
+}
+
 // act(x) of a gated activation.
 [[gnu::noinline]] F activate(Activation kind, F g) {
     F e;

@@ -67,6 +67,8 @@ inline float f_tree(F x) {
 inline F f_half(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::f16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
 inline F f_bf16(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::bf16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
 
+constexpr bool kRoundsToBf16 = false;
+
 inline I i_set(int32_t x) { return {VI{} + x}; }
 inline I i_load(const void* p) { return {load_any<VI>(p)}; }
 inline I i_bits(F x) { return {(VI)x.v}; }
