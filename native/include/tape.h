@@ -14,7 +14,7 @@ struct Segment {
     int row, rows, position, extent, extents;
 };
 
-// One step's input; see kernels/ops.py. Spans are only read during run().
+// One step's input; see kernels/ops.py. The tape copies what the spans show.
 struct Batch {
     std::span<const int32_t> tokens;
     std::span<const Segment> segments;
@@ -68,6 +68,8 @@ struct TapeShape {
 class Tape {
 public:
     Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& shape);
+    Tape(const Tape&) = delete;
+    ~Tape();   // finishes what is in flight
 
     int add_buffer(int width, bool output_rows);
     int add_rope(std::vector<double> inverse_frequencies);
@@ -82,9 +84,12 @@ public:
     void add_norm(int x, int y, std::vector<float> weight, float eps);
     void select(int x, int out);
 
-    // Executes the step. Throws std::invalid_argument, before anything is written, if the batch does not fit the tape.
-    void run(const Batch& batch);
-    // Computes the logits of other rows of the step that run() executed last.
+    // Begins a step: the pool's other threads set to work, and the caller is free until finish(). Throws std::invalid_argument, before anything is
+    // written, if the batch does not fit the tape, and std::logic_error while the pool is at work.
+    void start(const Batch& batch);
+    // Joins the step that start() began, and returns when it is executed. Throws std::logic_error if there is none.
+    void finish();
+    // Computes the logits of other rows of the step that was finished last.
     void rerun(std::span<const int32_t> outputs);
 
     const float* buffer(int index) const { return buffers_[index].memory.as<float>(); }
@@ -97,9 +102,11 @@ private:
     struct Rope { std::vector<double> inverse; Memory cos, sin; };
 
     float* at(int index) const { return buffers_.at(index).memory.as<float>(); }
+    Batch keep(const Batch& batch);
     void prepare(const Batch& batch);
     void choose_outputs(std::span<const int32_t> outputs, int rows);
-    void execute(size_t first_phase);
+    void launch(size_t first_phase);
+    void walk(int thread) noexcept;
     void plan_attention(AttendPlan& plan, int& partials);
     int plan_for(int window);
     template <class P, class... A> void push(A&&... args);
@@ -114,6 +121,11 @@ private:
     std::vector<int> counts_;
     std::vector<ThreadScratch> scratch_;
     StepState state_;
+    std::vector<int32_t> numbers_;     // what state_.batch shows, and
+    std::vector<Segment> segments_;
+    size_t first_phase_ = 0;           // of the step in flight
+    bool started_ = false;
+    const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
     int vocabulary_ = 0;
     size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed
 
