@@ -71,7 +71,7 @@ def position_off_by_one_behind_another_segment(engine: Engine, patch: Patch) -> 
 
     def shifted(step: Any) -> Any:
         batch, wanted = arrange(step)
-        segments = [replace(s, position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
+        segments = [s._replace(position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
         return replace(batch, segments=segments), wanted
 
     patch.setattr(runner, "_arrange", shifted)

@@ -9,7 +9,7 @@ Rows: a *token* buffer has one row per token in the step, an *output* buffer one
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -148,8 +148,7 @@ class Program:
         return list(seen.values())
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The part of a step that belongs to one sequence: `rows` consecutive rows from `row`, at positions from `position`.
 
     Pages are extents: `frames[i]` is the first frame of extent i, which holds the sequence's frames from number `starts[i]` on;
