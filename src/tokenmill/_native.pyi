@@ -65,20 +65,29 @@ class Tape:
     def kv_bytes(self) -> int: ...
     def fill_kv(self, byte: int) -> None: ...
 
+class SampleState:
+    def __init__(
+        self,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        seed: int,
+        choice: int,
+        min_tokens: int,
+        bias: Sequence[int],
+        bias_value: Sequence[float],
+        ends: Sequence[int],
+        prompt: Sequence[int],
+    ) -> None: ...
+    def observe(self, token: int) -> None: ...
+
 def sample(
-    pool: Pool,
-    variant: str,
-    logits: _F32,
-    reals: _F64,
-    wholes: _I64,
-    ends: _I32,
-    seen: _I32,
-    seen_count: _I32,
-    bias: _I32,
-    bias_value: _F32,
-    banned: _I32,
-    out: _I32,
-) -> None: ...
+    pool: Pool, variant: str, logits: _F32, rows: Sequence[int], states: Sequence[SampleState], positions: Sequence[int]
+) -> list[int]: ...
 def likelihoods(
     pool: Pool,
     variant: str,

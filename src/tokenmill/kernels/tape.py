@@ -65,7 +65,7 @@ class Tape:
             self._record(op)
         last = program.ops[-1]
         assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
-        self._logits = self._index[last.out.name]
+        self._logits = self._native.buffer(self._index[last.out.name], max_outputs)
         self._outputs = 0
 
     def start(self, batch: Batch) -> None:
@@ -90,7 +90,7 @@ class Tape:
         """Help with the step that was started until it is executed; returns the logits [outputs, vocabulary], a view that
         the next start overwrites. Raises RuntimeError when no step was started."""
         self._native.finish()
-        return self._native.buffer(self._logits, self._outputs)
+        return self._logits[: self._outputs]
 
     def run(self, batch: Batch) -> F32:
         """`start` and `finish`."""
@@ -100,7 +100,7 @@ class Tape:
     def rerun(self, outputs: npt.NDArray[np.int32]) -> F32:
         """The logits of other rows of the last finished step, whose activations are still there. Same view as `finish`'s."""
         self._native.rerun(outputs)
-        return self._native.buffer(self._logits, len(outputs))
+        return self._logits[: len(outputs)]
 
     @property
     def kv_bytes(self) -> int:
