@@ -10,7 +10,7 @@ the engine process does. From the end of one step's execution to the end of the 
     between finish and start Python in the way: nobody computes
     from start to finish     Python beside: the other threads compute
 
-Python's parts are seconds of the main thread's processor time, the step is wall time. With one thread nothing is really beside, since nobody
+Python's parts are processor time of the main thread, the step is wall time. With one thread nothing is really beside, since nobody
 computes while Python runs.
 """
 

@@ -35,10 +35,11 @@ void bind_tape(nb::module_& m) {
         .def("add_norm", [](Tape& t, int x, int y, const Array1<float>& weight, float eps) { t.add_norm(x, y, vector_of(weight), eps); },
              nb::arg("x"), nb::arg("y"), nb::arg("weight"), nb::arg("eps"))
         .def("select", &Tape::select, nb::arg("x"), nb::arg("out"))
-        .def("start", [](Tape& t, const Array1<int32_t>& tokens, nb::ndarray<const int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu> segments,
+        .def("start", [](Tape& t, const Array1<int32_t>& tokens, const Array1<int32_t>& segments,
                          const Array1<int32_t>& frames, const Array1<int32_t>& starts, const Array1<int32_t>& outputs) {
             static_assert(sizeof(mill::Segment) == 5 * sizeof(int32_t));
-            const mill::Batch batch{span_of(tokens), {reinterpret_cast<const mill::Segment*>(segments.data()), segments.shape(0)},
+            if (segments.size() % 5) throw std::invalid_argument("[tape] a segment is five numbers");
+            const mill::Batch batch{span_of(tokens), {reinterpret_cast<const mill::Segment*>(segments.data()), segments.size() / 5},
                                     span_of(frames), span_of(starts), span_of(outputs)};
             t.start(batch);
         }, nb::arg("tokens"), nb::arg("segments"), nb::arg("frames"), nb::arg("starts"), nb::arg("outputs"))

@@ -117,6 +117,10 @@ void Pool::run(const std::function<void(int)>& body) {
 }
 
 void Pool::parallel(int n, const std::function<void(int, int)>& body) {
+    if (n == 1) {   // nothing to divide, so that nobody need be woken
+        require_idle();
+        return body(0, 1);
+    }
     Claims claims;
     claims.reset(n, threads());
     run([&](int) {

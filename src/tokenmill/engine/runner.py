@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,26 +78,25 @@ class Runner:
         for at in range(0, len(wanted), MAX_OUTPUTS):
             group = wanted[at : at + MAX_OUTPUTS]
             if at:
-                logits = self._tape.rerun(np.array([w.row for w in group], np.int32))
+                logits = self._tape.rerun(array("i", [w.row for w in group]))
             self._read(logits, group, generations, result)
         return result
 
     def _arrange(self, step: Step) -> tuple[Batch, list[Wanted]]:
-        tokens: list[int] = []
+        tokens = array("i")
         segments: list[Segment] = []
         wanted: list[Wanted] = []
         for sequence, start, n_tokens, samples in step:
             row = len(tokens)
-            tokens += sequence.token_ids[start : start + n_tokens]
+            tokens.extend(sequence.token_ids[start : start + n_tokens])
             table = self._kv.table(sequence.id)
-            segments.append(Segment(row, n_tokens, start, table.first[: table.count], table.starts[: table.count]))
+            segments.append(Segment(row, n_tokens, start, table.first, table.starts))
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
                 wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]
             if samples:
                 wanted.append(Wanted(row + n_tokens - 1, sequence, start + n_tokens, None))
-        outputs = np.array([w.row for w in wanted[:MAX_OUTPUTS]], np.int32)
-        return Batch(np.array(tokens, np.int32), segments, outputs), wanted
+        return Batch(tokens, segments, array("i", [w.row for w in wanted[:MAX_OUTPUTS]])), wanted
 
     def _read(self, logits: F32, group: list[Wanted], generations: Generations, result: StepResult) -> None:
         """`group` are the rows that `logits` has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenmill.kernels.ops import (
     Attention,
     Batch,
     Embed,
+    Int32s,
     Linear,
     Program,
     RotateAndStore,
@@ -74,15 +76,11 @@ class Tape:
         Raises ValueError, before anything is written, if the batch does not fit the tape, and RuntimeError while the pool is
         at work: between `start` and `finish` nothing else can use its threads.
         """
-        parts: list[int] = []
-        extents = 0
+        segments, frames, starts = array("i"), array("i"), array("i")
         for s in batch.segments:
-            count = len(s.frames)
-            parts += (s.row, s.rows, s.position, extents, count)
-            extents += count
-        segments = np.array(parts, np.int32).reshape(-1, 5)
-        frames = np.concatenate([s.frames for s in batch.segments])
-        starts = np.concatenate([s.starts for s in batch.segments])
+            segments.extend((s.row, s.rows, s.position, len(frames), len(s.frames)))
+            frames.extend(s.frames)
+            starts.extend(s.starts)
         self._native.start(batch.tokens, segments, frames, starts, batch.outputs)
         self._outputs = len(batch.outputs)
 
@@ -97,7 +95,7 @@ class Tape:
         self.start(batch)
         return self.finish()
 
-    def rerun(self, outputs: npt.NDArray[np.int32]) -> F32:
+    def rerun(self, outputs: Int32s) -> F32:
         """The logits of other rows of the last finished step, whose activations are still there. Same view as `finish`'s."""
         self._native.rerun(outputs)
         return self._logits[: len(outputs)]
