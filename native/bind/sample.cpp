@@ -8,9 +8,6 @@
 namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;   // rows may lie apart
-using Reals = nb::ndarray<const double, nb::shape<-1, 6>, nb::c_contig, nb::device::cpu>;
-using Wholes = nb::ndarray<const int64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
-using Ends = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 template <class T, int... shape> using Output = nb::ndarray<T, nb::shape<shape...>, nb::c_contig, nb::device::cpu>;
 
 void check_tokens(std::span<const int32_t> tokens, int vocabulary) {
@@ -29,37 +26,37 @@ void check_rows(const Logits& logits) {
 }  // namespace
 
 void bind_sample(nb::module_& m) {
-    m.def("sample", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const Reals& reals, const Wholes& wholes, const Ends& ends,
-                       const Array1<int32_t>& seen, const Array1<int32_t>& seen_count, const Array1<int32_t>& bias, const Array1<float>& bias_value,
-                       const Array1<int32_t>& banned, Output<int32_t, -1> out) {
-        const int rows = int(reals.shape(0)), vocabulary = int(logits.shape(1));
-        if (int(wholes.shape(0)) != rows || int(ends.shape(0)) != rows || int(out.shape(0)) != rows || seen.size() != seen_count.size() || bias.size() != bias_value.size())
-            throw std::invalid_argument("[sample] arrays differ in length");
+    using mill::SampleState;
+    nb::class_<SampleState>(m, "SampleState", "What sampling needs to know of one choice of a request; see sampling/state.py.")
+        .def("__init__", [](SampleState* self, double temperature, double top_p, double min_p, int top_k, float repetition, float presence, float frequency,
+                            uint64_t seed, uint32_t choice, int64_t min_tokens, std::vector<int32_t> bias, std::vector<float> bias_value,
+                            std::vector<int32_t> ends, const std::vector<int32_t>& prompt) {
+            const mill::SampleSettings how{temperature, top_p, min_p, top_k, repetition, presence, frequency, seed, choice, min_tokens};
+            new (self) SampleState(how, std::move(bias), std::move(bias_value), std::move(ends), prompt);
+        }, nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("repetition"), nb::arg("presence"), nb::arg("frequency"),
+           nb::arg("seed"), nb::arg("choice"), nb::arg("min_tokens"), nb::arg("bias"), nb::arg("bias_value"), nb::arg("ends"), nb::arg("prompt"))
+        .def("observe", &SampleState::observe, nb::arg("token"));
+
+    m.def("sample", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const std::vector<int>& rows, const std::vector<SampleState*>& states,
+                       const std::vector<uint32_t>& positions) {
+        const size_t n = rows.size();
+        const int vocabulary = int(logits.shape(1));
+        if (states.size() != n || positions.size() != n) throw std::invalid_argument("[sample] lists differ in length");
         check_rows(logits);
-        for (const auto& tokens : {span_of(seen), span_of(bias), span_of(banned)}) check_tokens(tokens, vocabulary);
-        std::vector<mill::SampleRow> how(rows);
-        int32_t seen_at = 0, bias_at = 0, banned_at = 0;
-        for (int i = 0; i < rows; ++i) {
-            const double* r = reals.data() + 6 * i;
-            const int64_t* w = wholes.data() + 5 * i;
-            const int32_t* e = ends.data() + 3 * i;
-            if (w[0] < 0 || w[0] >= int64_t(logits.shape(0))) throw std::invalid_argument("[sample] no such row of logits");
-            if (e[0] < seen_at || e[1] < bias_at || e[2] < banned_at || size_t(e[0]) > seen.size() || size_t(e[1]) > bias.size() || size_t(e[2]) > banned.size())
-                throw std::invalid_argument("[sample] list ends are out of order");
-            how[i] = {int(w[0]), r[0], int(w[1]), r[1], r[2], float(r[3]), float(r[4]), float(r[5]), uint64_t(w[2]), uint32_t(w[3]), uint32_t(w[4]),
-                      span_of(seen).subspan(seen_at, e[0] - seen_at), span_of(seen_count).subspan(seen_at, e[0] - seen_at),
-                      span_of(bias).subspan(bias_at, e[1] - bias_at), span_of(bias_value).subspan(bias_at, e[1] - bias_at),
-                      span_of(banned).subspan(banned_at, e[2] - banned_at)};
-            seen_at = e[0]; bias_at = e[1]; banned_at = e[2];
+        for (size_t i = 0; i < n; ++i) {
+            if (rows[i] < 0 || size_t(rows[i]) >= logits.shape(0)) throw std::invalid_argument("[sample] no such row of logits");
+            states[i]->check(vocabulary);
         }
         const mill::Kernels& k = mill::kernels_named(variant);
+        std::vector<int32_t> tokens(n);
         nb::gil_scoped_release release;
-        pool.parallel(rows, [&](int begin, int end) {
+        pool.parallel(int(n), [&](int begin, int end) {
             thread_local mill::SampleScratch scratch;
-            for (int i = begin; i < end; ++i) out.data()[i] = mill::sample_row(k, row_of(logits, how[i].row), vocabulary, how[i], scratch);
+            for (int i = begin; i < end; ++i)
+                tokens[i] = mill::sample_row(k, row_of(logits, rows[i]), vocabulary, states[i]->row(rows[i], positions[i]), scratch);
         });
-    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("reals"), nb::arg("wholes"), nb::arg("ends"), nb::arg("seen"), nb::arg("seen_count"),
-       nb::arg("bias"), nb::arg("bias_value"), nb::arg("banned"), nb::arg("out"));
+        return tokens;
+    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("rows"), nb::arg("states"), nb::arg("positions"));
 
     m.def("likelihoods", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const Array1<int32_t>& rows, const Array1<int32_t>& tokens,
                             Output<double, -1> logprob, Output<int32_t, -1> rank, Output<int32_t, -1, -1> top, Output<double, -1, -1> top_logprob) {

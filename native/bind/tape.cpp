@@ -35,14 +35,15 @@ void bind_tape(nb::module_& m) {
         .def("add_norm", [](Tape& t, int x, int y, const Array1<float>& weight, float eps) { t.add_norm(x, y, vector_of(weight), eps); },
              nb::arg("x"), nb::arg("y"), nb::arg("weight"), nb::arg("eps"))
         .def("select", &Tape::select, nb::arg("x"), nb::arg("out"))
-        .def("run", [](Tape& t, const Array1<int32_t>& tokens, nb::ndarray<const int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu> segments,
-                       const Array1<int32_t>& frames, const Array1<int32_t>& starts, const Array1<int32_t>& outputs) {
+        .def("start", [](Tape& t, const Array1<int32_t>& tokens, const Array1<int32_t>& segments,
+                         const Array1<int32_t>& frames, const Array1<int32_t>& starts, const Array1<int32_t>& outputs) {
             static_assert(sizeof(mill::Segment) == 5 * sizeof(int32_t));
-            const mill::Batch batch{span_of(tokens), {reinterpret_cast<const mill::Segment*>(segments.data()), segments.shape(0)},
+            if (segments.size() % 5) throw std::invalid_argument("[tape] a segment is five numbers");
+            const mill::Batch batch{span_of(tokens), {reinterpret_cast<const mill::Segment*>(segments.data()), segments.size() / 5},
                                     span_of(frames), span_of(starts), span_of(outputs)};
-            nb::gil_scoped_release release;
-            t.run(batch);
+            t.start(batch);
         }, nb::arg("tokens"), nb::arg("segments"), nb::arg("frames"), nb::arg("starts"), nb::arg("outputs"))
+        .def("finish", &Tape::finish, nb::call_guard<nb::gil_scoped_release>())
         .def("rerun", [](Tape& t, const Array1<int32_t>& outputs) {
             nb::gil_scoped_release release;
             t.rerun(span_of(outputs));
@@ -50,7 +51,7 @@ void bind_tape(nb::module_& m) {
         .def("buffer", [](nb::handle_t<Tape> self, int index, int rows) {
             Tape& t = nb::cast<Tape&>(self);
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(t.buffer(index)), {size_t(rows), size_t(t.width(index))}, self, {int64_t(t.stride(index)), 1});
-        }, nb::arg("index"), nb::arg("rows"), "A view [rows, width] whose rows are apart, overwritten by the next run.")
+        }, nb::arg("index"), nb::arg("rows"), "A view [rows, width] whose rows are apart, overwritten by the next start.")
         .def_prop_ro("kv_bytes", &Tape::kv_bytes)
         .def("fill_kv", [](Tape& t, int byte) { std::memset(t.kv(), byte, t.kv_bytes()); }, nb::arg("byte"), "For tests and benchmarks; see kernels/tape.py.");
 }

@@ -2,23 +2,13 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace mill {
-
-// A barrier for threads that are expected to arrive within microseconds of each other.
-class Barrier {
-public:
-    explicit Barrier(int threads) : threads_(threads) {}
-    void wait();
-
-private:
-    const int threads_;
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> generation_{0};
-};
 
 // Hands out [0, n) in runs, and knows when all of them are done. Which thread computes an item never changes the item's result.
 class Claims {
@@ -44,18 +34,33 @@ public:
 
     int threads() const { return int(workers_.size()) + 1; }
 
-    // Runs body(thread) on every thread and returns when all are done. Not reentrant; one caller at a time.
+    // Gives a job to the other threads and returns at once; `body` must live until finish(). Between the two the pool can do nothing else: a
+    // second start, and what starts in turn (run, parallel), throws std::logic_error.
+    void start(const std::function<void(int)>& body);
+    // Joins the job as thread 0 and returns when body(thread) has returned on every thread. What a body threw is rethrown here; the pool is idle
+    // again either way. Throws std::logic_error when nothing was started.
+    void finish();
+    // Throws std::logic_error between start() and finish().
+    void require_idle() const;
+
+    // Runs body(thread) on every thread and returns when all are done.
     void run(const std::function<void(int)>& body);
 
-    // Runs body(begin, end) over [0, n), divided between the threads. An exception from the body is rethrown here.
+    // Runs body(begin, end) over [0, n), divided between the threads.
     void parallel(int n, const std::function<void(int, int)>& body);
 
 private:
-    void serve(int thread);
+    enum class State { Idle, Started, Finishing };
 
-    Barrier barrier_;
+    void serve(int thread);
+    void work(int thread) noexcept;
+
     const std::function<void(int)>* body_ = nullptr;
+    std::atomic<State> state_{State::Idle};
+    std::mutex lock_;
+    std::exception_ptr error_;   // the first that a body threw, under lock_
     alignas(64) std::atomic<uint32_t> job_{0};
+    alignas(64) std::atomic<int> busy_{0};   // workers that are still at the job
     std::atomic<bool> stop_{false};
     std::vector<std::thread> workers_;
 };

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace mill {
@@ -22,6 +23,40 @@ struct SampleRow {
     std::span<const int32_t> bias;
     std::span<const float> bias_value;
     std::span<const int32_t> banned;
+};
+
+struct SampleSettings {
+    double temperature, top_p, min_p;
+    int top_k;
+    float repetition, presence, frequency;
+    uint64_t seed;
+    uint32_t choice;
+    int64_t min_tokens;
+};
+
+// What sampling needs to know of one choice of a request from token to token: its settings, and what it has put out.
+class SampleState {
+public:
+    // bias, bias_value: tokens and what is added to their logits. ends: forbidden until there are min_tokens.
+    SampleState(const SampleSettings& how, std::vector<int32_t> bias, std::vector<float> bias_value, std::vector<int32_t> ends, std::span<const int32_t> prompt);
+
+    void observe(int32_t token);   // it was put out
+    // How the row of the logits that follows is sampled; the spans are valid until the next observe().
+    SampleRow row(int row, uint32_t position) const;
+    // Throws std::invalid_argument if some token that row() names is not in the vocabulary.
+    void check(int vocabulary) const;
+
+private:
+    void see(int32_t token, int32_t count);
+    void note(int32_t token);
+
+    SampleSettings how_;
+    std::vector<int32_t> bias_;
+    std::vector<float> bias_value_;
+    std::vector<int32_t> ends_, seen_, seen_count_;
+    std::unordered_map<int32_t, size_t> place_;   // of a token in seen_
+    int64_t made_ = 0;
+    int32_t lowest_ = 0, highest_ = 0;            // of all tokens in the lists
 };
 
 struct SampleScratch {

@@ -14,7 +14,7 @@ struct Segment {
     int row, rows, position, extent, extents;
 };
 
-// One step's input; see kernels/ops.py. Spans are only read during run().
+// One step's input; see kernels/ops.py. The tape copies what the spans show.
 struct Batch {
     std::span<const int32_t> tokens;
     std::span<const Segment> segments;
@@ -75,6 +75,8 @@ struct TapeShape {
 class Tape {
 public:
     Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& shape);
+    Tape(const Tape&) = delete;
+    ~Tape();   // finishes what is in flight
 
     // Activations lie in tiles (kernels.h); plain ones row after row, for buffer().
     int add_buffer(int width, bool output_rows, bool plain);
@@ -90,9 +92,12 @@ public:
     void add_norm(int x, int y, std::vector<float> weight, float eps);
     void select(int x, int out);
 
-    // Executes the step. Throws std::invalid_argument, before anything is written, if the batch does not fit the tape.
-    void run(const Batch& batch);
-    // Computes the logits of other rows of the step that run() executed last.
+    // Begins a step: the pool's other threads set to work, and the caller is free until finish(). Throws std::invalid_argument, before anything is
+    // written, if the batch does not fit the tape, and std::logic_error while the pool is at work.
+    void start(const Batch& batch);
+    // Joins the step that start() began, and returns when it is executed. Throws std::logic_error if there is none.
+    void finish();
+    // Computes the logits of other rows of the step that was finished last.
     void rerun(std::span<const int32_t> outputs);
 
     // A plain buffer, how wide it is, and how far apart its rows are.
@@ -113,9 +118,11 @@ private:
     struct Rope { std::vector<double> inverse; Memory cos, sin; };
 
     Activations at(int index) const;
+    Batch keep(const Batch& batch);
     void prepare(const Batch& batch);
     void choose_outputs(std::span<const int32_t> outputs, int rows);
-    void execute(size_t first_phase);
+    void launch(size_t first_phase);
+    void walk(int thread) noexcept;
     void plan_attention(AttendPlan& plan, int& partials);
     void plan_fetching(AttendPlan& plan);
     int plan_for(int window);
@@ -131,6 +138,11 @@ private:
     std::vector<int> counts_;
     std::vector<ThreadScratch> scratch_;
     StepState state_;
+    std::vector<int32_t> numbers_;     // what state_.batch shows, and
+    std::vector<Segment> segments_;
+    size_t first_phase_ = 0;           // of the step in flight
+    bool started_ = false;
+    const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
     int vocabulary_ = 0, inputs_ = 0;
     std::vector<LinearPhase*> before_attention_;   // linear ops since the last attention
     size_t longest_fetch_ = 0;  // bytes that those before some attention fetch per tile of rows

@@ -1,11 +1,10 @@
 #include "pool.h"
 
 #include <algorithm>
-#include <exception>
-#include <mutex>
 #include <sched.h>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace mill {
 namespace {
@@ -23,20 +22,15 @@ inline void relax() {
 #endif
 }
 
-}  // namespace
-
-void Barrier::wait() {
-    const uint32_t generation = generation_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        generation_.store(generation + 1, std::memory_order_release);
-        return;
-    }
-    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; ++i) {
+// Waits for threads that are expected within microseconds.
+template <class Done> void await(Done done) {
+    for (int i = 0; !done(); ++i) {
         if (i < kSpins) relax();
         else sched_yield();
     }
 }
+
+}  // namespace
 
 void Claims::reset(int n, int threads) {
     n_ = n;
@@ -46,10 +40,7 @@ void Claims::reset(int n, int threads) {
 }
 
 void Claims::wait() const {
-    for (int i = 0; done_.load(std::memory_order_acquire) < n_; ++i) {
-        if (i < kSpins) relax();
-        else sched_yield();
-    }
+    await([&] { return done_.load(std::memory_order_acquire) >= n_; });
 }
 
 bool Claims::next(int& begin, int& end) {
@@ -62,7 +53,7 @@ bool Claims::next(int& begin, int& end) {
     return true;
 }
 
-Pool::Pool(int threads) : barrier_(threads) {
+Pool::Pool(int threads) {
     if (threads < 1) throw std::invalid_argument("[pool] needs at least one thread, not " + std::to_string(threads));
     for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { serve(t); });
 }
@@ -83,34 +74,59 @@ void Pool::serve(int thread) {
         }
         seen = job_.load(std::memory_order_acquire);
         if (stop_.load()) return;
-        (*body_)(thread);
-        barrier_.wait();
+        work(thread);
+        busy_.fetch_sub(1, std::memory_order_release);
     }
 }
 
-void Pool::run(const std::function<void(int)>& body) {
+void Pool::work(int thread) noexcept {
+    try {
+        (*body_)(thread);
+    } catch (...) {
+        std::lock_guard hold(lock_);
+        if (!error_) error_ = std::current_exception();
+    }
+}
+
+void Pool::require_idle() const {
+    if (state_.load() != State::Idle) throw std::logic_error("[pool] a job is under way: finish it before the next");
+}
+
+void Pool::start(const std::function<void(int)>& body) {
+    State idle = State::Idle;
+    if (!state_.compare_exchange_strong(idle, State::Started)) require_idle();
     body_ = &body;
+    busy_.store(int(workers_.size()), std::memory_order_relaxed);
     job_.fetch_add(1, std::memory_order_release);
     if (!workers_.empty()) job_.notify_all();
-    body(0);
-    barrier_.wait();
+}
+
+void Pool::finish() {
+    State started = State::Started;
+    if (!state_.compare_exchange_strong(started, State::Finishing)) throw std::logic_error("[pool] no job was started");
+    work(0);
+    await([&] { return busy_.load(std::memory_order_acquire) == 0; });
+    const std::exception_ptr error = std::exchange(error_, nullptr);
+    state_.store(State::Idle);
+    if (error) std::rethrow_exception(error);
+}
+
+void Pool::run(const std::function<void(int)>& body) {
+    start(body);
+    finish();
 }
 
 void Pool::parallel(int n, const std::function<void(int, int)>& body) {
+    if (n == 1) {   // nothing to divide, so that nobody need be woken
+        require_idle();
+        return body(0, 1);
+    }
     Claims claims;
     claims.reset(n, threads());
-    std::exception_ptr error;
-    std::mutex lock;
     run([&](int) {
-        try {
-            int begin, end;
-            while (claims.next(begin, end)) body(begin, end);
-        } catch (...) {
-            std::lock_guard hold(lock);
-            error = std::current_exception();
-        }
+        int begin, end;
+        while (claims.next(begin, end)) body(begin, end);
     });
-    if (error) std::rethrow_exception(error);
 }
 
 }  // namespace mill

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace mill {
 namespace {
@@ -170,6 +173,46 @@ int32_t draw_all(const Kernels& k, const float* z, int n, const SampleRow& how) 
 
 double gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token) {
     return gumbel_of(philox(seed, token / 4, position, choice).w[token % 4]);
+}
+
+SampleState::SampleState(const SampleSettings& how, std::vector<int32_t> bias, std::vector<float> bias_value, std::vector<int32_t> ends, std::span<const int32_t> prompt)
+    : how_(how), bias_(std::move(bias)), bias_value_(std::move(bias_value)), ends_(std::move(ends)) {
+    if (bias_.size() != bias_value_.size()) throw std::invalid_argument("[sample] a bias without a token, or a token without a bias");
+    for (int32_t token : bias_) note(token);
+    if (how_.min_tokens > 0)
+        for (int32_t token : ends_) note(token);
+    if (how_.repetition != 1.0f)   // the other penalties count output only
+        for (int32_t token : prompt) see(token, 0);
+}
+
+void SampleState::observe(int32_t token) {
+    ++made_;
+    if (how_.repetition != 1.0f || how_.presence != 0.0f || how_.frequency != 0.0f) see(token, 1);
+}
+
+SampleRow SampleState::row(int row, uint32_t position) const {
+    return {row, how_.temperature, how_.top_k, how_.top_p, how_.min_p, how_.repetition, how_.presence, how_.frequency, how_.seed, how_.choice, position,
+            seen_, seen_count_, bias_, bias_value_, std::span(ends_).first(made_ < how_.min_tokens ? ends_.size() : 0)};
+}
+
+void SampleState::check(int vocabulary) const {
+    for (int32_t token : {lowest_, highest_})
+        if (token < 0 || token >= vocabulary) throw std::invalid_argument("[sample] token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(vocabulary));
+}
+
+void SampleState::see(int32_t token, int32_t count) {
+    const auto [found, is_new] = place_.try_emplace(token, seen_.size());
+    if (is_new) {
+        note(token);
+        seen_.push_back(token);
+        seen_count_.push_back(0);
+    }
+    seen_count_[found->second] += count;
+}
+
+void SampleState::note(int32_t token) {
+    lowest_ = std::min(lowest_, token);
+    highest_ = std::max(highest_, token);
 }
 
 int32_t sample_row(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch) {

@@ -43,6 +43,10 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
     }
 }
 
+Tape::~Tape() {
+    if (started_) finish();
+}
+
 int Tape::add_buffer(int width, bool output_rows, bool plain) {
     const size_t rows = output_rows ? shape_.max_outputs : shape_.max_rows;
     Buffer b{{}, width, output_rows, plain};
@@ -204,6 +208,21 @@ void Tape::plan_fetching(AttendPlan& plan) {
     }
 }
 
+// A step outlives the call that begins it, and its input must not change after it was checked.
+Batch Tape::keep(const Batch& batch) {
+    numbers_.clear();
+    for (const auto& part : {batch.tokens, batch.frames, batch.starts, batch.outputs}) numbers_.insert(numbers_.end(), part.begin(), part.end());
+    segments_.assign(batch.segments.begin(), batch.segments.end());
+    std::span<const int32_t> rest(numbers_);
+    auto next = [&](size_t n) {
+        const auto part = rest.first(n);
+        rest = rest.subspan(n);
+        return part;
+    };
+    const auto tokens = next(batch.tokens.size()), frames = next(batch.frames.size()), starts = next(batch.starts.size());
+    return {tokens, segments_, frames, starts, rest};
+}
+
 void Tape::prepare(const Batch& batch) {
     const int rows = int(batch.tokens.size());
     if (rows > shape_.max_rows) refuse("step has " + std::to_string(rows) + " rows, the tape holds " + std::to_string(shape_.max_rows));
@@ -263,36 +282,50 @@ void Tape::choose_outputs(std::span<const int32_t> outputs, int rows) {
     state_.outputs = int(outputs.size());
 }
 
-void Tape::execute(size_t first_phase) {
+void Tape::launch(size_t first_phase) {
+    first_phase_ = first_phase;
     ++state_.step;
     counts_.resize(phases_.size());
     for (size_t i = first_phase; i < phases_.size(); ++i) {
         counts_[i] = phases_[i]->items(state_);
         claims_[i]->reset(counts_[i], pool_->threads());
     }
-    pool_->run([&](int thread) {
-        for (size_t i = first_phase; i < phases_.size(); ++i) {
-            if (counts_[i] == 0) continue;
-            int begin, end;
-            while (claims_[i]->next(begin, end)) {
-                phases_[i]->run(state_, begin, end, scratch_[thread]);
-                claims_[i]->done(end - begin);
-            }
-            claims_[i]->wait();
+    pool_->start(walk_);
+    started_ = true;
+}
+
+// No phase throws: what it needs was allocated before. A thread that comes late finds nothing left of the phases that the others have done.
+void Tape::walk(int thread) noexcept {
+    for (size_t i = first_phase_; i < phases_.size(); ++i) {
+        if (counts_[i] == 0) continue;
+        int begin, end;
+        while (claims_[i]->next(begin, end)) {
+            phases_[i]->run(state_, begin, end, scratch_[thread]);
+            claims_[i]->done(end - begin);
         }
-    });
+        claims_[i]->wait();
+    }
+}
+
+void Tape::start(const Batch& batch) {
+    pool_->require_idle();   // the step in flight may be this tape's
+    state_.rows = 0;         // nothing to rerun if this step is refused
+    prepare(keep(batch));
+    launch(0);
+}
+
+void Tape::finish() {
+    if (!started_) throw std::logic_error("[tape] no step was started");
+    started_ = false;
+    pool_->finish();
     state_.batch = {};
 }
 
-void Tape::run(const Batch& batch) {
-    state_.rows = 0;   // nothing to rerun if this step is refused
-    prepare(batch);
-    execute(0);
-}
-
 void Tape::rerun(std::span<const int32_t> outputs) {
+    pool_->require_idle();
     choose_outputs(outputs, state_.rows);
-    execute(select_phase_);
+    launch(select_phase_);
+    finish();
 }
 
 }  // namespace mill

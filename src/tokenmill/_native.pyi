@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill.kernels.ops import Int32s
+
 _I32 = NDArray[np.int32]
 _I64 = NDArray[np.int64]
 _F32 = NDArray[np.float32]
@@ -45,7 +47,7 @@ class Tape:
         kv_heads: int,
         head_dim: int,
     ) -> None: ...
-    def add_buffer(self, width: int, output_rows: bool) -> int: ...
+    def add_buffer(self, width: int, output_rows: bool, plain: bool) -> int: ...
     def add_rope(self, inverse: _F64, /) -> int: ...
     def embed(self, weight: Weight, out: int, scale: float) -> None: ...
     def linear(
@@ -57,27 +59,37 @@ class Tape:
     def attention(self, layer: int, out: int, window: int) -> None: ...
     def add_norm(self, x: int, y: int, weight: _F32, eps: float) -> None: ...
     def select(self, x: int, out: int) -> None: ...
-    def run(self, tokens: _I32, segments: _I32, frames: _I32, starts: _I32, outputs: _I32) -> None: ...
-    def rerun(self, outputs: _I32) -> None: ...
+    def start(self, tokens: Int32s, segments: Int32s, frames: Int32s, starts: Int32s, outputs: Int32s) -> None: ...
+    def finish(self) -> None: ...
+    def rerun(self, outputs: Int32s) -> None: ...
     def buffer(self, index: int, rows: int) -> _F32: ...
     @property
     def kv_bytes(self) -> int: ...
     def fill_kv(self, byte: int) -> None: ...
 
+class SampleState:
+    def __init__(
+        self,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        seed: int,
+        choice: int,
+        min_tokens: int,
+        bias: Sequence[int],
+        bias_value: Sequence[float],
+        ends: Sequence[int],
+        prompt: Sequence[int],
+    ) -> None: ...
+    def observe(self, token: int) -> None: ...
+
 def sample(
-    pool: Pool,
-    variant: str,
-    logits: _F32,
-    reals: _F64,
-    wholes: _I64,
-    ends: _I32,
-    seen: _I32,
-    seen_count: _I32,
-    bias: _I32,
-    bias_value: _F32,
-    banned: _I32,
-    out: _I32,
-) -> None: ...
+    pool: Pool, variant: str, logits: _F32, rows: Sequence[int], states: Sequence[SampleState], positions: Sequence[int]
+) -> list[int]: ...
 def likelihoods(
     pool: Pool,
     variant: str,

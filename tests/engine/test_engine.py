@@ -158,7 +158,7 @@ def test_a_salt_keeps_prompts_apart(talk):
     assert [cached(salt) for salt in ("one", "two", "one")] == [0, 0, 56]
 
 
-@pytest.mark.parametrize(("state", "steps", "tokens"), [("waiting", 0, 0), ("prefilling", 1, 0), ("decoding", 4, 3)])
+@pytest.mark.parametrize(("state", "steps", "tokens"), [("waiting", 0, 0), ("prefilling", 1, 0), ("prefilling", 2, 0), ("decoding", 5, 3)])
 def test_an_aborted_request_ends_with_the_next_step(talk, state, steps, tokens):
     prompt = [steps, *LONG[:600]]  # two chunks
     talk.add("a", prompt, max_tokens=50)

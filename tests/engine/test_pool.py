@@ -91,6 +91,9 @@ def test_counters_add_up(build):
     talk.add("a", LONG[:33], max_tokens=5)
     assert balance(talk).waiting == 1
     talk.step()
+    started = balance(talk)
+    assert (started.waiting, started.running, started.steps) == (0, 1, 0)
+    talk.step()
     during = balance(talk)
     assert (during.waiting, during.running, during.steps) == (0, 1, 1)
     assert during.kv_held >= 5

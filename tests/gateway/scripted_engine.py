@@ -99,6 +99,9 @@ class ScriptedEngine:
             if sequence.request.request_id == request_id and choice in (None, sequence.choice):
                 sequence.aborted = reason
 
+    def finish_step(self) -> None:
+        """A step of this engine is over when `step` returns."""
+
     def step(self) -> list[SequenceOutput]:
         self._counts["steps"] += 1
         self._fail_as_told(self._counts["steps"])

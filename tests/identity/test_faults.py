@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +22,12 @@ from tokenmill.sampling.state import SamplerState
 Patch = pytest.MonkeyPatch
 
 
-def reseeded(state: SamplerState, offset: int) -> SamplerState:
-    """The same state under another seed."""
-    other = copy(state)
-    top_k, seed, choice = state.whole
-    other.whole = (top_k, seed ^ offset, choice)
-    return other
-
-
 def noise_by_row_of_the_batch(engine: Engine, patch: Patch) -> None:
     sampler = engine._runner._sampler
     sample = sampler.sample
 
     def drawing(logits: Any, draws: Sequence[Draw]) -> list[int]:
-        return sample(logits, [Draw(d.row, reseeded(d.state, d.row), d.position) for d in draws])
+        return sample(logits, [Draw(d.row, d.state, d.position + d.row) for d in draws])
 
     patch.setattr(sampler, "sample", drawing)
 
@@ -49,7 +40,7 @@ def noise_from_one_stream(engine: Engine, patch: Patch) -> None:
     def drawing(logits: Any, draws: Sequence[Draw]) -> list[int]:
         nonlocal drawn
         drawn += len(draws)
-        return sample(logits, [Draw(d.row, reseeded(d.state, drawn), d.position) for d in draws])
+        return sample(logits, [Draw(d.row, d.state, d.position + drawn) for d in draws])
 
     patch.setattr(sampler, "sample", drawing)
 
@@ -71,15 +62,16 @@ def position_off_by_one_behind_another_segment(engine: Engine, patch: Patch) -> 
 
     def shifted(step: Any) -> Any:
         batch, wanted = arrange(step)
-        segments = [replace(s, position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
+        segments = [s._replace(position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
         return replace(batch, segments=segments), wanted
 
     patch.setattr(runner, "_arrange", shifted)
 
 
 def noise_restarts_when_a_sequence_is_preempted(engine: Engine, patch: Patch) -> None:
-    scheduler = engine._scheduler
-    schedule = scheduler.schedule
+    scheduler, sampler = engine._scheduler, engine._runner._sampler
+    schedule, sample = scheduler.schedule, sampler.sample
+    start: dict[SamplerState, int] = {}
 
     def restarting(now: float) -> Any:
         running = [s for s in engine._generations if s.running]
@@ -87,11 +79,14 @@ def noise_restarts_when_a_sequence_is_preempted(engine: Engine, patch: Patch) ->
         step = schedule(now)
         for sequence in running if scheduler.n_preemptions > before else ():
             if not sequence.running:
-                generation = engine._generations[sequence]
-                generation.sampler = reseeded(generation.sampler, 1)
+                start[engine._generations[sequence].sampler] = sequence.target
         return step
 
+    def drawing(logits: Any, draws: Sequence[Draw]) -> list[int]:
+        return sample(logits, [Draw(d.row, d.state, d.position - start.get(d.state, 0)) for d in draws])
+
     patch.setattr(scheduler, "schedule", restarting)
+    patch.setattr(sampler, "sample", drawing)
 
 
 def cache_compares_all_but_a_frames_last_token(engine: Engine, patch: Patch) -> None:

@@ -48,10 +48,11 @@ def test_noise_by_rank_is_found(pool: RequestPool, monkeypatch: pytest.MonkeyPat
         tokens = []
         for row, state, position in draws:
             z = logits[row].copy()
-            z[state.bias] += state.bias_value
-            best = np.argsort(-z, kind="stable")[: state.top_k or 100]
-            _, seed, choice = state.whole
-            scores = [z[t] + _native.gumbel(seed % 2**64, choice, position, rank) for rank, t in enumerate(best)]
+            for token, bias in state.params.logit_bias.items():
+                z[token] += bias
+            best = np.argsort(-z, kind="stable")[: state.params.top_k if state.params.top_k > 0 else 100]
+            seed = state.params.seed % 2**64
+            scores = [z[t] + _native.gumbel(seed, state.choice, position, rank) for rank, t in enumerate(best)]
             tokens.append(int(best[np.argmax(scores)]))
         return tokens
 

@@ -43,10 +43,10 @@ void require(bool ok, const std::string& what) {
     std::exit(1);
 }
 
-template <class Body> bool refuses(Body body) {
+template <class Error = std::invalid_argument, class Body> bool refuses(Body body) {
     try {
         body();
-    } catch (const std::invalid_argument&) {
+    } catch (const Error&) {
         return true;
     }
     return false;
@@ -108,8 +108,14 @@ public:
     struct Part { int rows, position; };
     long allocated = 0;   // blocks of the heap that runs of the tape took
 
-    // Part i belongs to sequence i. The pages of a sequence are single frames in descending order.
-    std::vector<float> step(const std::vector<Part>& parts, int row_shift = 0, int token = 0, int frame_shift = 0, int first_start = 0) {
+    // A step from start to finish, and the logits that it gives.
+    template <class... Shifts> std::vector<float> step(const std::vector<Part>& parts, Shifts... shifts) {
+        start(parts, shifts...);
+        return finish(parts.size());
+    }
+
+    // Part i belongs to sequence i. The pages of a sequence are single frames in descending order. The batch is gone when this returns.
+    void start(const std::vector<Part>& parts, int row_shift = 0, int token = 0, int frame_shift = 0, int first_start = 0) {
         std::vector<int32_t> tokens, frames, starts, outputs;
         std::vector<Segment> segments;
         for (int i = 0; i < int(parts.size()); ++i) {
@@ -122,14 +128,25 @@ public:
             }
         }
         const long before = allocations;
-        tape_->run({tokens, segments, frames, starts, outputs});
+        tape_->start({tokens, segments, frames, starts, outputs});
+        allocated += allocations - before;
+    }
+
+    std::vector<float> finish(size_t outputs) {
+        const long before = allocations;
+        tape_->finish();
         allocated += allocations - before;
         std::vector<float> logits;
-        for (size_t i = 0; i < outputs.size(); ++i) {
+        for (size_t i = 0; i < outputs; ++i) {
             const float* from = tape_->buffer(logits_) + i * tape_->stride(logits_);
             logits.insert(logits.end(), from, from + kVocabulary);
         }
         return logits;
+    }
+
+    void rerun() {
+        const std::vector<int32_t> outputs{0};
+        tape_->rerun(outputs);
     }
 
 private:
@@ -189,19 +206,50 @@ void refuse_bad_batches(Model& model) {
     require(model.step({{3, 40}}) == before, "a refused batch changed the tape");
 }
 
+// Between start and finish the pool has nothing else to give; what is asked of it is refused and disturbs nothing.
+void misuse_a_step_in_flight(Model& model, Model& other, Pool& pool) {
+    const auto want = model.step({{3, 40}});
+    auto bad = [&](const char* what, auto body) { require(refuses<std::logic_error>(body), std::string("not refused: ") + what); };
+    bad("a finish of nothing", [&] { model.finish(1); });
+    bad("a finish of nothing in the pool", [&] { pool.finish(); });
+    model.start({{3, 40}});
+    bad("a second start", [&] { model.start({{1, 0}}); });
+    bad("a rerun in flight", [&] { model.rerun(); });
+    bad("another tape's start", [&] { other.start({{1, 0}}); });
+    bad("another tape's finish", [&] { other.finish(1); });
+    for (int items : {0, 1, 9}) bad("a job of the pool", [&] { pool.parallel(items, [](int, int) {}); });
+    require(model.finish(1) == want, "misuse disturbed the step in flight");
+    model.rerun();
+}
+
+// Whichever thread fails, finish says so, and the pool goes on.
+void fail_in_every_thread(Pool& pool) {
+    for (int failing = 0; failing <= pool.threads(); ++failing) {
+        const std::function<void(int)> body = [&](int thread) {
+            if (thread == failing || failing == pool.threads()) throw std::runtime_error("a body failed");
+        };
+        pool.start(body);
+        require(refuses<std::runtime_error>([&] { pool.finish(); }), "an error was lost");
+        std::atomic<int> count{0};
+        pool.parallel(100, [&](int begin, int end) { count += end - begin; });
+        require(count == 100, "a pool in which a body failed does not work any more");
+    }
+}
+
 }  // namespace
 
 int main() {
     std::mt19937 random(1);
     for (const Kernels* kernels : usable_kernels()) {
         const auto one = std::make_shared<Pool>(1), three = std::make_shared<Pool>(3);
+        for (Pool* pool : {one.get(), three.get()}) fail_in_every_thread(*pool);
         for (int f = 0; f < int(std::size(kForms)); ++f) {
             const Form form = Form(f);
             pack_odd_shapes(form, *three, random);
             const int window = f % 2 ? 5 : 520;
             Model hostile(three, *kernels, form, Bytes::Any, window, f);
             run_steps(hostile);
-            Model alone(one, *kernels, form, Bytes::Usual, window, f), together(three, *kernels, form, Bytes::Usual, window, f);
+            Model alone(one, *kernels, form, Bytes::Usual, window, f), alone_too(one, *kernels, form, Bytes::Usual, window, f), together(three, *kernels, form, Bytes::Usual, window, f);
             const auto want = run_steps(alone);
             const std::string where = std::string(kernels->name) + " " + traits(form).name;
             for (const auto& logits : want)
@@ -210,7 +258,11 @@ int main() {
             together.allocated = 0;
             run_steps(together);
             require(together.allocated == 0, where + ": steps like earlier ones take memory from the heap");
-            if (form == Form::Q8) refuse_bad_batches(together);
+            if (form != Form::Q8) continue;
+            refuse_bad_batches(together);
+            misuse_a_step_in_flight(together, hostile, *three);
+            misuse_a_step_in_flight(alone, alone_too, *one);
+            for (Model* model : {&together, &alone}) model->start({{67, 40}});   // and destroyed in flight
         }
     }
     std::puts("done");

@@ -102,11 +102,11 @@ def test_scores_that_overflow_make_nan_of_the_rows_that_see_them(rng, pages, one
 
 
 def with_first(batch, **changes):
-    return replace(batch, segments=[replace(batch.segments[0], **changes), *batch.segments[1:]])
+    return replace(batch, segments=[batch.segments[0]._replace(**changes), *batch.segments[1:]])
 
 
 BAD = {
-    "more rows than the tape holds": lambda b: Batch(np.zeros(33, np.int32), [replace(b.segments[0], rows=33)], b.outputs),
+    "more rows than the tape holds": lambda b: Batch(np.zeros(33, np.int32), [b.segments[0]._replace(rows=33)], b.outputs),
     "more outputs than the tape holds": lambda b: replace(b, outputs=np.zeros(33, np.int32)),
     "an output after the last row": lambda b: replace(b, outputs=np.array([20], np.int32)),
     "an output before the first row": lambda b: replace(b, outputs=np.array([-1], np.int32)),

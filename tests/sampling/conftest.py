@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tokenmill import _native
 from tokenmill.core.types import SamplingParams
 from tokenmill.kernels.native import Pool, variants
+from tokenmill.sampling.sampler import Draw, Sampler
+from tokenmill.sampling.state import SamplerState
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -128,14 +129,12 @@ class ManyDraws:
     ) -> npt.NDArray[np.int32]:
         """One token for each of the broadcast seeds, choices and positions. logits: float32 [vocabulary]."""
         seeds, choices, positions = np.broadcast_arrays(seed, choice, position)
-        n = seeds.size
-        reals = np.tile(np.array([temperature, top_p, min_p, 1.0, 0.0, 0.0]), (n, 1))
-        wholes = np.stack([np.zeros(n), np.full(n, top_k), seeds, choices, positions], axis=1).astype(np.int64)
-        none, nothing, out = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(n, np.int32)
         row = np.ascontiguousarray(logits, np.float32)[None]
-        ends = np.zeros((n, 3), np.int32)
-        _native.sample(self.pool.native, self.pool.variant, row, reals, wholes, ends, none, none, none, nothing, none, out)
-        return out
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        keys = list(zip(seeds.reshape(-1).tolist(), choices.reshape(-1).tolist(), strict=True))
+        states = {(s, c): SamplerState(SamplingParams(seed=s, **settings), c, [0], ()) for s, c in set(keys)}
+        draws = [Draw(0, states[key], p) for key, p in zip(keys, positions.reshape(-1).tolist(), strict=True)]
+        return np.array(Sampler(self.pool).sample(row, draws), np.int32)
 
 
 @pytest.fixture(scope="session")

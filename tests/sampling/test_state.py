@@ -65,10 +65,18 @@ def test_end_tokens_are_banned_until_min_tokens_exist(fast_pool):
     assert drawn == [0, 0, 0, 9, 9]
 
 
-def test_neutral_penalties_list_no_tokens():
-    state = SamplerState(SamplingParams(seed=0), 0, PROMPT, ())
-    state.observe(3)
-    assert [len(part) for part in state.seen] == [0, 0]
+def test_what_no_penalty_counts_is_not_even_looked_at(fast_pool):
+    """Tokens outside the vocabulary are refused where a penalty would change their logits, and only there."""
+    logits = [0.0] * 9 + [5.0]
+    assert greedy(fast_pool, logits, prompt=[10], output=[11]) == 9
+    assert greedy(fast_pool, logits, prompt=[10], output=[], presence_penalty=1.0) == 9
+    for settings in (
+        {"prompt": [10], "repetition_penalty": 2.0},
+        {"output": [11], "presence_penalty": 1.0},
+        {"output": [-1], "frequency_penalty": 1.0},
+    ):
+        with pytest.raises(ValueError, match="is outside the vocabulary of 10"):
+            greedy(fast_pool, logits, **settings)
 
 
 @pytest.mark.parametrize("seed", [2**63, 2**63 + 5, 2**64 - 1])

@@ -103,8 +103,8 @@ class World:
     def forward(self, one: Sequence, start: int, n_tokens: int) -> int:
         """Compute positions through the page table; return the last key."""
         table = self.scheduler.kv.table(one.id)
-        ends = [*table.starts[1 : table.count].tolist(), table.n_frames]
-        frames = [int(table.first[i]) + j for i in range(table.count) for j in range(ends[i] - int(table.starts[i]))]
+        ends = [*table.starts[1:], table.n_frames]
+        frames = [table.first[i] + j for i in range(len(ends)) for j in range(ends[i] - table.starts[i])]
         keys = [k for frame in frames for k in self.memory[frame]]
         total, last = sum(keys[:start]), 0
         for position in range(start, start + n_tokens):
@@ -263,7 +263,7 @@ def write_the_last_extent_one_frame_early(patch: pytest.MonkeyPatch) -> None:
     append = PageTable.append
 
     def shifted(table: PageTable, first: int, count: int) -> None:
-        append(table, first - 1 if table.count > 2 and first else first, count)
+        append(table, first - 1 if len(table.first) > 2 and first else first, count)
 
     patch.setattr(PageTable, "append", shifted)
 

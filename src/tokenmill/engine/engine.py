@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
-from tokenmill.core.types import FinishReason, TokenLogprobs
-from tokenmill.engine.runner import Runner, StepResult
+from tokenmill.core.types import FinishReason
+from tokenmill.engine.generation import Generation
+from tokenmill.engine.runner import Flight, Runner, StepResult
 from tokenmill.sampling.state import SamplerState
-from tokenmill.scheduler.scheduler import Scheduler, Step
+from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
 
 
-@dataclass
-class _Generation:
-    """A sequence's sampler, what ends it, and the prompt log-probabilities that have been found so far."""
-
-    sampler: SamplerState
-    ends: frozenset[int]
-    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-
-
 class Engine:
-    """Not thread-safe: one caller adds, aborts and steps. An idle engine holds no frame for any sequence."""
+    """Not thread-safe: one caller adds, aborts and steps. An idle engine holds no frame for any sequence.
+
+    From the first step to the last one a step is in flight whenever `step` has returned: it is executed while the caller
+    delivers what came out of the one before. Sequences may be added and aborted meanwhile. The frames of an aborted one are free
+    at once: the step in flight may still write to them, but frames are handed out only when the next one is planned.
+    """
 
     def __init__(self, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Clock, check_when_idle: bool = False) -> None:
         """`check_when_idle` finds the owner of every frame from scratch whenever the last sequence has ended."""
@@ -34,15 +29,17 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._check_when_idle = check_when_idle
-        self._generations: dict[Sequence, _Generation] = {}
-        self._ended: list[SequenceOutput] = []
+        self._generations: dict[Sequence, Generation] = {}
+        self._flight: Flight | None = None
+        self._outputs: list[SequenceOutput] = []  # of finished steps and ended sequences, still to be told
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._steps = 0
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._ended)
+        """Whether `step` has something to do or to tell."""
+        return self._scheduler.has_work or self._flight is not None or bool(self._outputs)
 
     def add(self, request: Generate) -> None:
         """Accept a request: `params.n` sequences.
@@ -68,28 +65,41 @@ class Engine:
                 reuse=params.prompt_logprobs is None,
             )
             self._scheduler.add(sequence)
-            self._generations[sequence] = _Generation(SamplerState(params, choice, request.prompt, ends), ends)
+            self._generations[sequence] = Generation(SamplerState(params, choice, request.prompt, ends), ends)
         self._prompt_tokens += len(request.prompt)
 
     def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request, or one choice of it, now: its last output comes with the next step. What is unknown or over is ignored."""
+        """End a request, or one choice of it, now: its last output comes with the next step, and what a step in flight computes
+        of it is dropped. What is unknown or over is ignored."""
         for sequence in self._scheduler.abort(request_id, choice):
             del self._generations[sequence]
-            self._ended.append(self._output(sequence, [], finish_reason=reason))
+            self._outputs.append(self._output(sequence, [], finish_reason=reason))
         self._rest()
 
     def step(self) -> list[SequenceOutput]:
-        """Plan, execute and commit one step; returns what it added to each sequence. Nothing to do: the empty list."""
-        outputs, self._ended = self._ended, []
+        """Finish the step in flight and start the next one; returns what the finished one added to each sequence.
+
+        Nothing to do, or nothing finished yet: the empty list. When a step fails its exception is raised, and the engine is as if
+        the step had never been started: what it would have computed is planned again.
+        """
+        self.finish_step()
         step = self._scheduler.schedule(self._clock.now())
         if step is not None:
-            samplers = {work.sequence: self._generations[work.sequence].sampler for work in step}
-            result = self._runner.run(step, samplers)
-            self._scheduler.commit(step, result.tokens)
-            outputs += self._commit(step, result)
-            self._steps += 1
-            self._rest()
+            self._flight = self._runner.start(step)
+        self._rest()
+        outputs, self._outputs = self._outputs, []
         return outputs
+
+    def finish_step(self) -> None:
+        """Finish the step in flight, if there is one. `step` does it too; this is for a caller that then hears what has arrived
+        in the meantime, so that the next step is planned with it."""
+        if self._flight is None:
+            return
+        flight, self._flight = self._flight, None  # also when it fails
+        result = self._runner.finish(flight, self._generations)
+        self._scheduler.commit(flight.step, result.tokens)
+        self._commit(result)
+        self._steps += 1
 
     def stats(self) -> Stats:
         frames = self._scheduler.kv.counts()
@@ -118,7 +128,8 @@ class Engine:
         """Forget all sequences; memory goes with the object."""
         for sequence in list(self._generations):
             self.abort(sequence.request_id)
-        self._ended.clear()
+        self.finish_step()
+        self._outputs.clear()
 
     def _check(self, request: Generate) -> None:
         params = request.params
@@ -133,17 +144,13 @@ class Engine:
             if not 0 <= token < self.info.vocab_size:
                 raise InvalidRequest(f"the prompt holds token id {token}, but ids lie in [0, {self.info.vocab_size})", param="prompt")
 
-    def _commit(self, step: Step, result: StepResult) -> list[SequenceOutput]:
-        outputs = []
+    def _commit(self, result: StepResult) -> None:
+        """Tell what came out of a step, and end the sequences that are over."""
         for sequence, found in result.prompt.items():
             self._generations[sequence].prompt_logprobs.update(found)
-        for work in step:
-            if not work.samples:
-                continue
-            sequence, token = work.sequence, result.tokens[work.sequence]
+        for sequence, token in result.tokens.items():
             generation = self._generations[sequence]
             generation.sampler.observe(token)
-            self._generation_tokens += 1
             output = self._output(sequence, [token])
             if sequence in result.logprobs:
                 output.logprobs = [result.logprobs[sequence]]
@@ -157,8 +164,8 @@ class Engine:
             if output.finish_reason is not None:
                 self._scheduler.finish(sequence)
                 del self._generations[sequence]
-            outputs.append(output)
-        return outputs
+            self._outputs.append(output)
+        self._generation_tokens += len(result.tokens)
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.types import TokenLogprobs
+from tokenmill.engine.generation import Generation
 from tokenmill.kernels.ops import Batch, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Draw, Question, Sampler
-from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 
 F32 = npt.NDArray[np.float32]
+Generations = Mapping[Sequence, Generation]
 
 MAX_OUTPUTS = 64
 """Rows of logits that exist at a time; more are computed in turns, so that a large vocabulary does not cost gigabytes."""
 
 
-@dataclass
+@dataclass(slots=True)
 class StepResult:
     """tokens: the new token of each sequence that sampled. logprobs: of those that asked. prompt: log-probabilities of
     prompt tokens by position."""
@@ -32,8 +36,7 @@ class StepResult:
     prompt: dict[Sequence, dict[int, TokenLogprobs]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class Wanted(NamedTuple):
     """A row whose logits are wanted: to sample from, or (token given) to say how likely that prompt token was."""
 
     row: int
@@ -42,8 +45,15 @@ class _Wanted:
     token: int | None
 
 
+class Flight(NamedTuple):
+    """A step that has been started and not finished."""
+
+    step: Step
+    wanted: list[Wanted]
+
+
 class Runner:
-    """Runs steps on one tape. `states` maps each running sequence to its sampler state."""
+    """Runs steps on one tape, one at a time."""
 
     def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, vocab: int) -> None:
         self._tape = tape
@@ -51,50 +61,65 @@ class Runner:
         self._sampler = sampler
         self._vocab = vocab
 
-    def run(self, step: Step, states: dict[Sequence, SamplerState]) -> StepResult:
-        """Compute every work item of the step; KV of its positions is written, and wanted rows are turned into tokens."""
+    def start(self, step: Step) -> Flight:
+        """Have the other threads set to work on every work item of the step."""
         batch, wanted = self._arrange(step)
+        self._tape.start(batch)
+        return Flight(step, wanted)
+
+    def finish(self, flight: Flight, generations: Generations) -> StepResult:
+        """Help until the step is executed: KV of its positions is written. Then turn wanted rows into tokens.
+
+        Sequences that are not in `generations` have ended since the start, and nothing is said of them.
+        """
+        logits = self._tape.finish()
         result = StepResult()
-        logits = self._tape.run(batch)
+        wanted = flight.wanted
         for at in range(0, len(wanted), MAX_OUTPUTS):
             group = wanted[at : at + MAX_OUTPUTS]
             if at:
-                logits = self._tape.rerun(np.array([w.row for w in group], np.int32))
-            self._read(logits, group, states, result)
+                logits = self._tape.rerun(array("i", [w.row for w in group]))
+            self._read(logits, group, generations, result)
         return result
 
-    def _arrange(self, step: Step) -> tuple[Batch, list[_Wanted]]:
-        tokens: list[int] = []
+    def _arrange(self, step: Step) -> tuple[Batch, list[Wanted]]:
+        tokens = array("i")
         segments: list[Segment] = []
-        wanted: list[_Wanted] = []
+        wanted: list[Wanted] = []
         for sequence, start, n_tokens, samples in step:
             row = len(tokens)
-            tokens += sequence.token_ids[start : start + n_tokens]
+            tokens.extend(sequence.token_ids[start : start + n_tokens])
             table = self._kv.table(sequence.id)
-            segments.append(Segment(row, n_tokens, start, table.first[: table.count], table.starts[: table.count]))
+            segments.append(Segment(row, n_tokens, start, table.first, table.starts))
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
-                wanted += [_Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]
+                wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]
             if samples:
-                wanted.append(_Wanted(row + n_tokens - 1, sequence, start + n_tokens, None))
-        outputs = np.array([w.row for w in wanted[:MAX_OUTPUTS]], np.int32)
-        return Batch(np.array(tokens, np.int32), segments, outputs), wanted
+                wanted.append(Wanted(row + n_tokens - 1, sequence, start + n_tokens, None))
+        return Batch(tokens, segments, array("i", [w.row for w in wanted[:MAX_OUTPUTS]])), wanted
 
-    def _read(self, logits: F32, group: list[_Wanted], states: dict[Sequence, SamplerState], result: StepResult) -> None:
-        draws = [(w, Draw(i, states[w.sequence], w.position)) for i, w in enumerate(group) if w.token is None]
+    def _read(self, logits: F32, group: list[Wanted], generations: Generations, result: StepResult) -> None:
+        """`group` are the rows that `logits` has."""
+        draws: list[Draw] = []
+        drawing: list[Sequence] = []
+        for i, (_, sequence, position, token) in enumerate(group):
+            if token is None and sequence in generations:
+                draws.append(Draw(i, generations[sequence].sampler, position))
+                drawing.append(sequence)
         if draws:
-            for (w, _), token in zip(draws, self._sampler.sample(logits, [d for _, d in draws]), strict=True):
-                result.tokens[w.sequence] = token
-        questions: list[tuple[_Wanted, Question]] = []
+            result.tokens.update(zip(drawing, self._sampler.sample(logits, draws), strict=True))
+        questions: list[Question] = []
+        asking: list[Wanted] = []
         for i, w in enumerate(group):
             params = w.sequence.params
-            token = w.token if w.token is not None else result.tokens[w.sequence]
-            top = params.prompt_logprobs if w.token is not None else params.logprobs
-            if top is not None:
-                questions.append((w, Question(i, token, min(top, self._vocab))))
+            top = params.logprobs if w.token is None else params.prompt_logprobs
+            if top is not None and w.sequence in generations:
+                token = result.tokens[w.sequence] if w.token is None else w.token
+                questions.append(Question(i, token, min(top, self._vocab)))
+                asking.append(w)
         if not questions:
             return
-        for (w, _), answer in zip(questions, self._sampler.likelihoods(logits, [q for _, q in questions]), strict=True):
+        for w, answer in zip(asking, self._sampler.likelihoods(logits, questions), strict=True):
             if w.token is None:
                 result.logprobs[w.sequence] = answer
             else:

@@ -8,11 +8,15 @@ Rows: a *token* buffer has one row per token in the step, an *output* buffer one
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+Int32s: TypeAlias = "npt.NDArray[np.int32] | array[int]"
+"""int32 numbers in a row: of NumPy, or an `array("i")`, which costs less for a few."""
 
 NUMERICS_VERSION = 2
 
@@ -148,25 +152,24 @@ class Program:
         return list(seen.values())
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The part of a step that belongs to one sequence: `rows` consecutive rows from `row`, at positions from `position`.
 
     Pages are extents: `frames[i]` is the first frame of extent i, which holds the sequence's frames from number `starts[i]` on;
-    int32 arrays of equal length, `starts` ascending.
+    arrays of equal length, `starts` ascending.
     """
 
     row: int
     rows: int
     position: int
-    frames: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int32]
+    frames: Int32s
+    starts: Int32s
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input: token ids [rows] int32, segments covering all rows in order, and the rows whose logits are wanted."""
+    """One step's input: token ids [rows], segments covering all rows in order, and the rows whose logits are wanted."""
 
-    tokens: npt.NDArray[np.int32]
+    tokens: Int32s
     segments: list[Segment]
-    outputs: npt.NDArray[np.int32]
+    outputs: Int32s

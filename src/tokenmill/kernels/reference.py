@@ -51,7 +51,7 @@ class Reference:
         for op in self.program.ops:
             match op:
                 case Embed():
-                    rows = self.weights[op.weight].take(batch.tokens) * np.float32(op.scale)
+                    rows = self.weights[op.weight].take(np.asarray(batch.tokens)) * np.float32(op.scale)
                     buffers[op.out.name], out = rows, op.out
                 case Linear():
                     buffers[op.out.name], out = self._linear(op, buffers), op.out
@@ -122,5 +122,6 @@ def _slots(segment: Segment, positions: I64) -> npt.NDArray[np.int64]:
     """Where the positions of a sequence lie: frame * 8 + offset."""
     number = positions // FRAME
     extent = np.searchsorted(segment.starts, number, side="right") - 1
-    frame = segment.frames[extent] + (number - segment.starts[extent])
+    frames, starts = np.asarray(segment.frames, np.int64), np.asarray(segment.starts, np.int64)
+    frame = frames[extent] + (number - starts[extent])
     return frame * FRAME + positions % FRAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenmill.kernels.ops import (
     Attention,
     Batch,
     Embed,
+    Int32s,
     Linear,
     Program,
     RotateAndStore,
@@ -59,33 +61,44 @@ class Tape:
         last = program.ops[-1]
         assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
         self._index = {b.name: self._native.add_buffer(b.width, b.rows == "outputs", b == last.out) for b in program.buffers}
-        self._logits = self._index[last.out.name]
         for inverse in program.ropes:
             self._native.add_rope(np.ascontiguousarray(inverse, np.float64))
         self._weights = weights
         self._vectors = vectors
         for op in program.ops:
             self._record(op)
+        self._logits = self._native.buffer(self._index[last.out.name], max_outputs)
+        self._outputs = 0
+
+    def start(self, batch: Batch) -> None:
+        """Begin a step: the pool's other threads set to work on it, and the caller is free until `finish`.
+
+        Raises ValueError, before anything is written, if the batch does not fit the tape, and RuntimeError while the pool is
+        at work: between `start` and `finish` nothing else can use its threads.
+        """
+        segments, frames, starts = array("i"), array("i"), array("i")
+        for s in batch.segments:
+            segments.extend((s.row, s.rows, s.position, len(frames), len(s.frames)))
+            frames.extend(s.frames)
+            starts.extend(s.starts)
+        self._native.start(batch.tokens, segments, frames, starts, batch.outputs)
+        self._outputs = len(batch.outputs)
+
+    def finish(self) -> F32:
+        """Help with the step that was started until it is executed; returns the logits [outputs, vocabulary], a view
+        (rows lie apart) that the next start overwrites. Raises RuntimeError when no step was started."""
+        self._native.finish()
+        return self._logits[: self._outputs]
 
     def run(self, batch: Batch) -> F32:
-        """Execute one step; returns the logits [outputs, vocabulary], a view (rows lie apart) that the next run overwrites."""
-        segments = np.empty((len(batch.segments), 5), np.int32)
-        at = 0
-        for i, s in enumerate(batch.segments):
-            segments[i] = (s.row, s.rows, s.position, at, len(s.frames))
-            at += len(s.frames)
-        if len(batch.segments) == 1:
-            frames, starts = batch.segments[0].frames, batch.segments[0].starts
-        else:
-            frames = np.concatenate([s.frames for s in batch.segments])
-            starts = np.concatenate([s.starts for s in batch.segments])
-        self._native.run(batch.tokens, segments, frames, starts, batch.outputs)
-        return self._native.buffer(self._logits, len(batch.outputs))
+        """`start` and `finish`."""
+        self.start(batch)
+        return self.finish()
 
-    def rerun(self, outputs: npt.NDArray[np.int32]) -> F32:
-        """The logits of other rows of the last step, whose activations are still there. Same view as `run`'s."""
+    def rerun(self, outputs: Int32s) -> F32:
+        """The logits of other rows of the last finished step, whose activations are still there. Same view as `finish`'s."""
         self._native.rerun(outputs)
-        return self._native.buffer(self._logits, len(outputs))
+        return self._logits[: len(outputs)]
 
     @property
     def kv_bytes(self) -> int:

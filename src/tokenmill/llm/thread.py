@@ -98,6 +98,7 @@ class EngineThread:
     def _run(self, engine: Engine) -> None:
         try:
             while self._wait(engine):
+                engine.finish_step()  # before the calls that have come during it, so that they count in the next
                 while self._calls:
                     _do(engine, *self._calls.popleft())
                 for output in engine.step():

@@ -40,30 +40,8 @@ class Sampler:
 
     def sample(self, logits: F32, draws: Sequence[Draw]) -> list[int]:
         """One token per draw. logits: float32 [rows, vocabulary]."""
-        n = len(draws)
-        reals = np.array([d.state.real for d in draws], np.float64)
-        wholes = np.array([(d.row, *d.state.whole, d.position) for d in draws], np.int64)
-        seen = [d.state.seen for d in draws]
-        banned = [d.state.banned for d in draws]
-        lengths = [(len(s[0]), len(d.state.bias), len(b)) for s, d, b in zip(seen, draws, banned, strict=True)]
-        ends = np.cumsum(lengths, axis=0, dtype=np.int32)
-        out = np.empty(n, np.int32)
-        _native.sample(
-            self._pool.native,
-            self._pool.variant,
-            logits,
-            reals,
-            wholes,
-            ends,
-            np.concatenate([s[0] for s in seen]),
-            np.concatenate([s[1] for s in seen]),
-            np.concatenate([d.state.bias for d in draws]),
-            np.concatenate([d.state.bias_value for d in draws]),
-            np.concatenate(banned),
-            out,
-        )
-        tokens: list[int] = out.tolist()
-        return tokens
+        rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
+        return _native.sample(self._pool.native, self._pool.variant, logits, rows, states, positions)
 
     def likelihoods(self, logits: F32, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """Log-probabilities under softmax(logits), before any bias, penalty or filter; in nats."""
@@ -75,7 +53,5 @@ class Sampler:
         _native.likelihoods(self._pool.native, self._pool.variant, logits, rows, tokens, logprob, rank, best, best_logprob)
         return [
             TokenLogprobs(q.token, lp, r, tuple(zip(ids[: q.top], lps[: q.top], strict=True)))
-            for q, lp, r, ids, lps in zip(
-                questions, logprob.tolist(), rank.tolist(), best.tolist(), best_logprob.tolist(), strict=True
-            )
+            for q, lp, r, ids, lps in zip(questions, logprob.tolist(), rank.tolist(), best.tolist(), best_logprob.tolist(), strict=True)
         ]

@@ -16,7 +16,7 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
         """`include` keeps the stop string itself in the text. Strings must not be empty."""
-        self._automaton = _automaton(tuple(strings))
+        self._automaton = _automaton(tuple(strings)) if strings else None
         self._include = include
         self._state = 0
         self._held = ""
@@ -25,6 +25,8 @@ class StopStrings:
     def feed(self, text: str) -> tuple[str, bool]:
         """Take more text; return the text that is safe to show and whether a stop string ended it."""
         assert not self._stopped, "a stopped stream takes no more text"
+        if self._automaton is None:
+            return text, False
         whole = self._held + text
         for index, char in enumerate(text, start=len(self._held) + 1):
             self._state = self._automaton.step(self._state, char)

@@ -53,6 +53,8 @@ class Engine(Protocol):
 
     def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None: ...
 
+    def finish_step(self) -> None: ...
+
     def step(self) -> list[SequenceOutput]: ...
 
     def stats(self) -> Stats: ...
@@ -112,6 +114,7 @@ class Worker:
                 if self._draining:
                     return
                 self._handle(self._inbox.wait())
+            self._engine.finish_step()  # before the messages that have come during it, so that they count in the next
             while (message := self._inbox.poll()) is not None:
                 self._handle(message)
             if self._engine.has_work:
