@@ -37,7 +37,8 @@ def median_seconds(work: Callable[[], object], runs: int = 5, at_least: float = 
 def measure_ceilings(pool: Pool) -> Ceilings:
     """What this machine reaches at best with the pool's threads and variant: the best of several runs, since anything
     that disturbs one makes it slower."""
-    data = np.ones(max(1 << 28, 8 * largest_cache()), np.uint8)
+    # No two pages are alike, so that nothing between us and the memory can keep one copy of them.
+    data = np.arange(max(1 << 28, 8 * largest_cache()) // 8, dtype=np.uint64).view(np.uint8)
     reading = min(seconds_of(lambda: read(pool, data)) for _ in range(CEILING_RUNS))
     return Ceilings(data.nbytes / reading, _loop_rate(multiply_int8, pool), _loop_rate(multiply_bf16, pool))
 
