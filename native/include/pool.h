@@ -43,7 +43,9 @@ private:
 
 class Pool {
 public:
-    explicit Pool(int threads);
+    // cpus: for each thread the CPU that it is kept on, the caller's first, or none. The caller is kept there only in finish(): what its program
+    // does otherwise, and threads that it starts, go where they like. Throws std::invalid_argument for a CPU that the system refuses.
+    explicit Pool(int threads, std::vector<int> cpus = {});
     ~Pool();
     Pool(const Pool&) = delete;
 
@@ -71,6 +73,7 @@ private:
     bool enter();
     void leave();
 
+    const std::vector<int> cpus_;
     const std::function<void(int)>* body_ = nullptr;
     std::atomic<State> state_{State::Idle};
     std::mutex lock_;

@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include "affinity.h"
 #include "turn.h"
 
 #include <algorithm>
@@ -105,9 +106,15 @@ void Claims::wait() {
     done_.wait(kSpins, [&](uint32_t done) { return done == n_; });
 }
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads, std::vector<int> cpus) : cpus_(std::move(cpus)) {
     if (threads < 1) throw std::invalid_argument("[pool] needs at least one thread, not " + std::to_string(threads));
-    for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { serve(t); });
+    if (!cpus_.empty() && int(cpus_.size()) != threads) throw std::invalid_argument("[pool] needs a CPU for each of its threads, or none");
+    for (int cpu : cpus_)
+        if (!OnCpu(cpu).kept()) throw std::invalid_argument("[pool] the system keeps no thread on CPU " + std::to_string(cpu));
+    for (int t = 1; t < threads; ++t) {
+        workers_.emplace_back([this, t] { serve(t); });
+        if (!cpus_.empty()) keep_on(workers_.back().native_handle(), cpus_[t]);
+    }
 }
 
 Pool::~Pool() {
@@ -166,9 +173,12 @@ void Pool::start(const std::function<void(int)>& body) {
 void Pool::finish() {
     State started = State::Started;
     if (!state_.compare_exchange_strong(started, State::Finishing)) throw std::logic_error("[pool] no job was started");
-    work(0);
-    inside_.value.fetch_or(kClosed);
-    inside_.wait(kSpins, [](uint32_t inside) { return inside == kClosed; });
+    {
+        const OnCpu here(cpus_.empty() ? OnCpu::kAny : cpus_[0]);
+        work(0);
+        inside_.value.fetch_or(kClosed);
+        inside_.wait(kSpins, [](uint32_t inside) { return inside == kClosed; });
+    }
     const std::exception_ptr error = std::exchange(error_, nullptr);
     state_.store(State::Idle);
     if (error) std::rethrow_exception(error);
