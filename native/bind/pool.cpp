@@ -9,6 +9,6 @@ void bind_pool(nb::module_& m) {
         return names;
     }, "Kernel variants that this CPU can run, fastest first.");
     nb::class_<mill::Pool>(m, "Pool", "Threads for native work; the calling thread is one of them.")
-        .def(nb::init<int>(), nb::arg("threads"))
+        .def(nb::init<int, std::vector<int>>(), nb::arg("threads"), nb::arg("cpus"))
         .def_prop_ro("threads", &mill::Pool::threads);
 }

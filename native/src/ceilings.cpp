@@ -162,7 +162,9 @@ template <class T, size_t n> const T& of_variant(const T (&loops)[n], const std:
 }
 
 double multiply(const Loop& loop, Pool& pool, int64_t rounds) {
-    pool.run([&](int) { loop.run(rounds); });
+    pool.parallel(pool.threads(), [&](int begin, int end) {
+        for (int i = begin; i < end; ++i) loop.run(rounds);
+    });
     return double(loop.operations) * double(rounds) * pool.threads();
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import serving
 from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
+from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import TokenmillError
 from tokenmill.measure import kernels
 from tokenmill.measure.report import Report
@@ -45,6 +47,9 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["serve", "m", "--prompt-tokens", "many"], "--prompt-tokens is 'many'"),
         (["serve", "--url", "nowhere"], "--url is 'nowhere', but must be like http://"),
         (["serve", "--url", "http://h", "--threads", "2"], "--threads has no part in measuring --url"),
+        (["latency", "--url", "http://h", "--cpus", "0"], "--cpus has no part in measuring --url"),
+        (["kernels", "--cpus", "0,0"], "cpus is '0,0', which lists 0 twice"),
+        (["kernels", "--threads", "2", "--cpus", "0"], "threads is 2, but cpus lists 1 (0)"),
         (["serve", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9/v1: ConnectError"),
         (["serve", "no-such-model"], "the server did not start: unknown model 'no-such-model'"),
         (["latency", "m", "--endpoint", "chat"], "--endpoint has no part in measuring a MODEL in this process"),
@@ -123,14 +128,26 @@ def test_latency_of_a_model_has_floors(smollm2_path: Path) -> None:
 def test_a_server_of_our_own_is_put_under_load(smollm2_path: Path) -> None:
     args = ["--rate", "50", "--requests", "6", "--prompt-tokens", "4", "--output-tokens", "2-3", "--shared-prefix", "24"]
     slo = ["--slo-ttft", "60000", "--slo-itl", "60000"]
-    found = report(bench("serve", str(smollm2_path), *args, *slo, "--threads", "1", "--json", "-"))
+    cpu = str(max(usable_cpus()))
+    found = report(bench("serve", str(smollm2_path), *args, *slo, "--cpus", cpu, "--json", "-"))
     (row,) = found.tables["totals"]
     assert (row["requests"], row["completed"], row["failed"], row["good_share"]) == (6, 6, 0, 1.0)
     assert row["prompt_tokens"] == 6 * 28
     assert int(row["cached_tokens"] or 0) > 0
     assert 12 <= int(row["output_tokens"] or 0) <= 18
     assert {time["what"] for time in found.tables["times"]} == {"TTFT", "ITL", "TPOT", "E2E", "client lag"}
-    assert found.threads == 1
+    assert (found.threads, found.cpus) == (1, cpu)
+
+
+def test_a_servers_engine_keeps_its_threads_on_the_cpus_that_it_is_given(smollm2_path: Path) -> None:
+    cpus = sorted(usable_cpus(), reverse=True)
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    with OwnServer(str(smollm2_path), 0, ",".join(map(str, cpus))) as own:
+        (engine,) = serving.child_pids(own._process.pid)
+        kept = [os.sched_getaffinity(int(thread)) for thread in os.listdir(f"/proc/{engine}/task")]
+    assert own.threads == len(cpus)
+    assert [allowed for allowed in kept if len(allowed) == 1] == [{cpu} for cpu in cpus[1:]]
 
 
 def test_our_own_server_is_gone_afterwards(smollm2_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.core.cpus import usable_cpus
 
 RUN = "from tokenmill.cli.main import main; main()"
 COMMAND = [sys.executable, "-c", RUN, "run"]
@@ -70,11 +71,12 @@ def test_the_prompt_may_come_from_standard_input(model: str, answers: dict[str, 
 
 
 def test_json_is_one_object_with_usage_and_timings(model: str, answers: dict[str, str]) -> None:
-    result = run(model, FRANCE, "--json", "--raw", "--seed", "3", "--threads", "1", *SHORT)
+    result = run(model, FRANCE, "--json", "--raw", "--seed", "3", "--cpus", str(max(usable_cpus())), *SHORT)
     got = json.loads(result.stdout)
     assert result.stderr == ""
     assert got["text"] == answers["raw"]
-    assert (got["mode"], got["finish_reason"], got["seed"], got["threads"]) == ("completion", "length", 3, 1)
+    assert (got["mode"], got["finish_reason"], got["seed"]) == ("completion", "length", 3)
+    assert (got["threads"], got["cpus"]) == (1, str(max(usable_cpus())))
     assert got["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "cached_tokens": 0}
     assert got["model"] == Path(model).stem
     assert got["kernels"] in ("portable", "avx2", "avx512")

@@ -225,8 +225,13 @@ void misuse_a_step_in_flight(Model& model, Model& other, Pool& pool) {
 // Whichever thread fails, finish says so, and the pool goes on.
 void fail_in_every_thread(Pool& pool) {
     for (int failing = 0; failing <= pool.threads(); ++failing) {
+        std::atomic<bool> failed{false};
         const std::function<void(int)> body = [&](int thread) {
-            if (thread == failing || failing == pool.threads()) throw std::runtime_error("a body failed");
+            if (thread == failing || failing == pool.threads()) {
+                failed = true;
+                throw std::runtime_error("a body failed");
+            }
+            while (!failed) std::this_thread::yield();   // the job is not over before that thread has come
         };
         pool.start(body);
         require(refuses<std::runtime_error>([&] { pool.finish(); }), "an error was lost");

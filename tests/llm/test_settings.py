@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
+from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, NotBuiltYet, Unavailable
 
 ARTICLE: list[tuple[dict[str, Any], str]] = [
@@ -28,6 +30,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"worker_cls": "x"}, "there is one worker class"),
     ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, but must be above 0 and at most 1"),
     ({"threads": "two"}, "threads is 'two'"),
+    ({"cpus": 0}, "cpus is 0"),
+    ({"cpus": "all"}, "cpus is 'all', but must list CPUs up to 1023 such as 0-3,8"),
+    ({"cpus": "0", "threads": 2}, r"threads is 2, but cpus lists 1 \(0\)"),
+    ({"cpus": "1023"}, "cpus lists 1023, which this process may not use or which does not exist: it may use "),
     ({"max_model_len": 10**6}, "max_model_len is 1000000, but the model's context is 8192"),
     ({"chat_template": "nowhere.jinja"}, r"chat_template is 'nowhere.jinja': neither a built-in template \(chatml\) nor a file"),
     ({"chat_template": 5}, "chat_template must be a name or a path, not int"),
@@ -100,6 +106,20 @@ def test_importing_the_package_and_its_parameters_loads_no_native_code_and_no_li
     loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
     assert "tokenmill.core.types" in loaded
     assert not {"tokenmill._native", "tokenmill.llm", "tokenmill.engine", "numpy", "tokenizers", "jinja2", "asyncio"} & set(loaded)
+
+
+async def test_cpus_are_told_and_the_program_may_still_go_where_it_could(smollm2_path: Path) -> None:
+    free = usable_cpus()
+    cpus = str(max(free))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(smollm2_path, max_model_len=64, cpus=cpus) as llm:
+        assert (llm.info.threads, llm.info.cpus) == (1, cpus)
+        assert llm.generate("The capital of France is", params)[0].outputs[0].text == " Paris"
+        assert usable_cpus() == free
+    async with AsyncLLM(smollm2_path, max_model_len=64, cpus=cpus) as online:
+        assert [result.outputs[0].text async for result in online.generate("The capital of France is", params)] == [" Paris"]
+        allowed = {os.sched_getaffinity(int(thread)) == free for thread in os.listdir("/proc/self/task")}
+        assert allowed == {True}, "an engine of one thread has only its caller's, which is between two steps"
 
 
 MEMORY = """

@@ -18,7 +18,7 @@ def test_a_table_aligns_words_left_and_numbers_right_in_their_units() -> None:
 def test_a_report_holds_the_facts_and_can_be_read_back() -> None:
     report = Report.begin("kernels", ["tokenmill", "bench"], {"seed": 1, "rows": [1, 4]})
     report.ceilings = Ceilings(33e9, 935e9, 467e9)
-    report.kernels, report.threads = "avx512", 2
+    report.kernels, report.threads, report.cpus = "avx512", 2, "0,3"
     report.tables = {"t": [{"op": "x", "seconds": 0.5, "floor": None}]}
     data = msgspec.json.encode(report)
     assert msgspec.json.decode(data, type=Report) == report
@@ -27,7 +27,7 @@ def test_a_report_holds_the_facts_and_can_be_read_back() -> None:
     assert raw["machine"]["cpus"] >= 1
     assert raw["tables"]["t"] == [{"op": "x", "seconds": 0.5, "floor": None}]
     assert "ceilings: reads 33.0 GB/s, int8 935 GOPS, bf16 467 GFLOPS" in report.heading()
-    assert "2 threads, avx512 kernels" in report.heading()
+    assert "2 threads on CPUs 0,3, avx512 kernels" in report.heading()
 
 
 def test_the_machine_says_what_it_is() -> None:

@@ -35,6 +35,7 @@ def command(
     stop: options.Stop = None,
     chat_template: options.Template = None,
     threads: options.Threads = 0,
+    cpus: options.Cpus = None,
     max_model_len: options.MaxModelLen = None,
 ) -> None:
     """Talk to a model in the terminal.
@@ -43,7 +44,7 @@ def command(
     standard output, everything else to standard error, and the exit status is 1 if a message could not be answered.
     """
     params = options.sampling(max_tokens, temperature, top_p, top_k, seed, stop)
-    with options.open_model(model, chat_template, threads, max_model_len) as llm:
+    with options.open_model(model, chat_template, threads, cpus, max_model_len) as llm:
         if not llm.can_chat:
             raise InvalidRequest(
                 f"{llm.info.model} has no chat template: `tokenmill run --raw {model}` continues a text, "

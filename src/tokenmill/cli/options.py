@@ -19,7 +19,8 @@ TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens th
 TopK = Annotated[int, typer.Option(help="Sample from that many most likely tokens; 0 is no limit.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer; default: drawn anew each time.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A text that ends the answer and is not shown; may be given several times.")]
-Threads = Annotated[int, typer.Option(help="0 takes all CPUs of this process.")]
+Threads = Annotated[int, typer.Option(min=0, help="0 takes all CPUs of this process, or those of --cpus.")]
+Cpus = Annotated[str | None, typer.Option(help="Keep each thread on a CPU of its own, such as 0-3,8.", metavar="LIST")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus answer; default: the model's own context.")]
 Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
 
@@ -35,11 +36,11 @@ def sampling(
     return params.check()
 
 
-def open_model(model: str, chat_template: str | None, threads: int, max_model_len: int | None) -> LLM:
+def open_model(model: str, chat_template: str | None, threads: int, cpus: str | None, max_model_len: int | None) -> LLM:
     """The model, for one request at a time; pulled first if need be."""
     from tokenmill.llm import LLM
 
-    return LLM(model, chat_template=chat_template, threads=threads, max_model_len=max_model_len, max_batch_size=1)
+    return LLM(model, chat_template=chat_template, threads=threads, cpus=cpus, max_model_len=max_model_len, max_batch_size=1)
 
 
 def note(text: str) -> None:

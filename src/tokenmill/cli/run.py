@@ -53,6 +53,7 @@ class Report(msgspec.Struct, frozen=True):
     seed: int
     kernels: str
     threads: int
+    cpus: str | None
 
 
 def command(
@@ -70,6 +71,7 @@ def command(
     stop: options.Stop = None,
     chat_template: options.Template = None,
     threads: options.Threads = 0,
+    cpus: options.Cpus = None,
     max_model_len: options.MaxModelLen = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end: text, usage, timings.")] = False,
 ) -> None:
@@ -82,7 +84,7 @@ def command(
     if raw and (system is not None or chat_template is not None):
         raise InvalidRequest(f"--raw uses no chat template: leave out {'--system' if system is not None else '--chat-template'}")
     text = read_prompt(prompt)
-    with options.open_model(model, chat_template, threads, max_model_len) as llm:
+    with options.open_model(model, chat_template, threads, cpus, max_model_len) as llm:
         chats = llm.can_chat and not raw
         if not chats and system is not None:
             raise InvalidRequest(f"--system needs a chat template, and {llm.info.model} has none: choose one with --chat-template")
@@ -172,4 +174,4 @@ def _report(llm: LLM, mode: str, result: RequestOutput, params: SamplingParams) 
     )
     spent = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
     info = llm.info
-    return Report(info.model, mode, choice.text, choice.finish_reason, spent, timings, params.seed, info.kernels, info.threads)
+    return Report(info.model, mode, choice.text, choice.finish_reason, spent, timings, params.seed, info.kernels, info.threads, info.cpus)

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from tokenmill import __version__
+from tokenmill.cli import options
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 
@@ -32,7 +33,8 @@ def command(
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt plus answer.")] = None,
     max_batch_size: Annotated[int, typer.Option(help="Sequences in one step.")] = _DEFAULTS["max_batch_size"],
     chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
-    threads: Annotated[int, typer.Option(help="0 takes all CPUs of this process.")] = _DEFAULTS["threads"],
+    threads: options.Threads = _DEFAULTS["threads"],
+    cpus: options.Cpus = _DEFAULTS["cpus"],
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
 ) -> None:
@@ -62,6 +64,7 @@ def command(
         max_batch_size=max_batch_size,
         chunk_size=chunk_size,
         threads=threads,
+        cpus=cpus,
         kv_cache_config={"memory_budget_gb": kv_memory_gb},
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -83,13 +86,14 @@ def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: 
     else:
         path, body = "/v1/completions", {"model": name, "prompt": "The sky is blue because", "max_tokens": 64}
     key = " -H 'Authorization: Bearer KEY'" if with_key else ""
+    where = f" on CPUs {info.cpus}" if info.cpus else ""
     gigabytes = info.kv_tokens * info.kv_bytes_per_token / 1e9
     return "\n".join(
         [
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
             f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB)",
-            f"  compute  {info.threads} threads, {info.kernels} kernels",
+            f"  compute  {info.threads} threads{where}, {info.kernels} kernels",
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]
     )

@@ -8,13 +8,13 @@ setting that is unknown is an error naming the nearest known one; a setting whos
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from tokenmill.core.cpus import parse_cpus
 from tokenmill.core.errors import ConfigError, NotBuiltYet
 from tokenmill.core.types import FRAME
 
@@ -95,7 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: path of a .gguf file or of a Hugging Face folder (the catalogue resolves names before).
     max_model_len: tokens of prompt plus output; None is the model's own context, as far as the KV pool holds it.
     max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences.
-    threads: 0 takes the CPUs this process may use.
+    threads: 0 takes the CPUs this process may use. cpus: `0-3,8` keeps each thread on a CPU of its own (docs/kernels.md).
     """
 
     model: str
@@ -105,6 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_chunked_prefill: bool = True
     chunk_size: int = 512
     threads: int = 0
+    cpus: str | None = None
     gpu_memory_utilization: float | None = None
     """Share of free memory for the KV pool when `memory_budget_gb` is not given (the article's name for it)."""
     block_manager_config: BlockManagerConfig = BlockManagerConfig()
@@ -115,10 +116,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Build a config from keyword settings; raises `ConfigError` or `NotBuiltYet`."""
         _refuse_known_but_unavailable(settings)
         return convert(settings, cls, "")
-
-    @property
-    def thread_count(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
 
     @property
     def name(self) -> str:
@@ -134,6 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         need(1 <= self.max_batch_size <= 4096, "max_batch_size", "between 1 and 4096")
         need(FRAME <= self.chunk_size <= 16384, "chunk_size", f"between {FRAME} and 16384")
         need(0 <= self.threads <= 256, "threads", "between 1 and 256, or 0 for all CPUs")
+        parse_cpus(self.cpus, self.threads)
         share = self.gpu_memory_utilization
         need(share is None or 0 < share <= 1, "gpu_memory_utilization", "above 0 and at most 1")
 

@@ -110,6 +110,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     kv_bytes_per_token: int
     max_batch_size: int
     threads: int
+    cpus: str | None = None
+    """Those that the threads are kept on, as in the config; None: wherever the system puts them."""
     kernels: str
     fingerprint: str
     pid: int

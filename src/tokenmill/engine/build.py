@@ -36,7 +36,7 @@ def build_engine(config: EngineConfig) -> Engine:
     path = Path(config.model)
     if not path.exists():
         raise ModelNotFound(f"there is no model file or folder {config.model!r}", param="model")
-    pool = Pool(config.thread_count)
+    pool = Pool(config.threads, cpus=config.cpus)
     model = load(path, pool)
     token_bytes = _kv_bytes_per_token(model.program)
     capacity = plan_capacity(config, model.config.context, token_bytes, available_memory())
@@ -61,6 +61,7 @@ def build_engine(config: EngineConfig) -> Engine:
         kv_bytes_per_token=token_bytes,
         max_batch_size=config.max_batch_size,
         threads=pool.threads,
+        cpus=pool.cpus,
         kernels=pool.variant,
         fingerprint=fingerprint(path, pool.variant),
         pid=os.getpid(),

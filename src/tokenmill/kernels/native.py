@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import _native
+from tokenmill.core.cpus import parse_cpus, require_usable, usable_cpus
 from tokenmill.core.errors import KernelError
 
 VARIANT_VARIABLE = "TOKENMILL_KERNELS"
@@ -36,11 +37,16 @@ def default_variant() -> str:
 class Pool:
     """The threads and the kernel variant of one engine. The calling thread counts as one of them."""
 
-    def __init__(self, threads: int, variant: str | None = None) -> None:
+    def __init__(self, threads: int = 0, variant: str | None = None, cpus: str | None = None) -> None:
+        """threads: 0 takes one per listed CPU, or without a list one per CPU of this process. cpus: `0-3,8` keeps each thread on
+        one of them in that order, the caller (which comes first) only while it computes. Raises `KernelError`, `ConfigError`."""
         self.variant = variant or default_variant()
         if self.variant not in variants():
             raise KernelError(f"no kernel variant {self.variant!r} on this CPU; there are: {', '.join(variants())}")
-        self.native = _native.Pool(threads)
+        listed = parse_cpus(cpus, threads)
+        require_usable(listed)
+        self.cpus = cpus
+        self.native = _native.Pool(threads or len(listed or usable_cpus()), listed)
 
     @property
     def threads(self) -> int:

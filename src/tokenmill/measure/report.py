@@ -79,6 +79,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=False):
     url: str | None = None
     kernels: str | None = None
     threads: int | None = None
+    cpus: str | None = None
     ceilings: Ceilings | None = None
     interrupted: bool = False
     tables: dict[str, list[Row]] = {}
@@ -95,7 +96,8 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=False):
         machine = self.machine
         what = " at ".join(part for part in (self.model, self.url) if part) or "random weights"
         lines = [f"tokenmill {self.version} bench {self.benchmark}: {what}"]
-        compute = "" if self.threads is None else f"; {self.threads} threads, {self.kernels} kernels"
+        where = f" on CPUs {self.cpus}" if self.cpus else ""
+        compute = "" if self.threads is None else f"; {self.threads} threads{where}, {self.kernels} kernels"
         lines.append(f"{machine.cpu}, {machine.cpus} CPUs, {machine.memory / 2**30:.0f} GiB{compute}")
         if self.ceilings is not None:
             c = self.ceilings

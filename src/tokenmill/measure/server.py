@@ -26,8 +26,10 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 class OwnServer:
     """Runs from `with` to its end on a free port; inside, `url`, `threads` and `kernels` are known."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, cpus: str | None = None) -> None:
         self._command = [*COMMAND, model, "--port", "0", "--threads", str(threads), "--shutdown-timeout", "0"]
+        if cpus is not None:
+            self._command += ["--cpus", cpus]
         self.url = self.kernels = ""
         self.threads = 0
 
@@ -60,7 +62,7 @@ class OwnServer:
         for line in self._process.stdout:
             if match := re.match(r"ready after .*?: (\S+) ", line):
                 self.url = match[1]
-            if match := re.match(r"  compute +(\d+) threads, (\S+) kernels", line):
+            if match := re.match(r"  compute +(\d+) threads(?: on CPUs \S+)?, (\S+) kernels", line):
                 self.threads, self.kernels = int(match[1]), match[2]
                 return
         self._process.wait()

@@ -80,14 +80,20 @@ class ForwardPass:
         return self._rng.integers(0, self._vocab, count).astype(np.int32)
 
 
-def engine_steps(path: Path, threads: int, sizes: Iterable[int], context: int, ceilings: Ceilings, seed: int) -> Iterator[Row]:
+def engine_steps(
+    path: Path, threads: int, sizes: Iterable[int], context: int, ceilings: Ceilings, seed: int, cpus: str | None = None
+) -> Iterator[Row]:
     """Decode steps of an engine in this process (plan, forward pass, sampling, commit) at each batch size.
 
     Raises `ConfigError` if that many sequences do not fit.
     """
     wanted = list(sizes)
     config = EngineConfig.from_settings(
-        model=str(path), threads=threads, max_batch_size=max(wanted), block_manager_config={"enable_prefix_sharing": False}
+        model=str(path),
+        threads=threads,
+        cpus=cpus,
+        max_batch_size=max(wanted),
+        block_manager_config={"enable_prefix_sharing": False},
     )
     engine = build_engine(config)
     costs, rng, info = Costs.of(path), np.random.default_rng(seed), engine.info

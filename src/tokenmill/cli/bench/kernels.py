@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
+from tokenmill.cli.options import Cpus, Threads
 from tokenmill.kernels.native import Pool
 from tokenmill.measure.kernels import ROWS, OpTimer, attention_table, chart, input_table, linear_table
 from tokenmill.measure.op_programs import LinearKind, ModelOps, ops_of, reference_ops
@@ -21,7 +21,8 @@ def command(
     model: Annotated[str | None, typer.Argument(help="Whose shapes and weight forms; default: SmolLM2-135M's shapes in each form.")] = None,
     forms: Annotated[str | None, typer.Option(help="Without MODEL: weight forms, such as Q4_1,F16; default: all quantised ones.")] = None,
     rows: Annotated[str, typer.Option(help="Numbers of rows (M) of the linear ops.")] = ",".join(map(str, ROWS)),
-    threads: options.Threads = 0,
+    threads: Threads = 0,
+    cpus: Cpus = None,
     seed: options.Seed = 0,
     json: options.Json = None,
     plot: options.Plot = None,
@@ -38,9 +39,9 @@ def command(
         ops = _of_model(model)
     else:
         ops = _of_forms([check_form(form, "--forms") for form in forms.split(",")] if forms else list(QUANTISED))
-    pool = Pool(threads or len(os.sched_getaffinity(0)))
+    pool = Pool(threads, cpus=cpus)
     report = Report.begin("kernels", command_line(), {"rows": counts, "seed": seed})
-    report.model, report.kernels, report.threads = model, pool.variant, pool.threads
+    report.model, report.kernels, report.threads, report.cpus = model, pool.variant, pool.threads, pool.cpus
     linear, attention, inputs = linear_table(), attention_table(), input_table()
     with output.of(report, lambda: [linear, inputs, attention], lambda: [chart(linear, report.ceilings)]):
         options.note("measuring the machine")

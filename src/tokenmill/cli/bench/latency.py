@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
+from tokenmill.cli.options import Cpus, Threads
 from tokenmill.measure.latency import Grid, charts, latency_table, measure_latency
 from tokenmill.measure.report import Ceilings, Report, Table, Value
 from tokenmill.measure.targets import EngineTarget, ServerTarget, Target
@@ -29,7 +29,8 @@ def command(
     streams: Annotated[str, typer.Option(help="Numbers of requests at a time.")] = "1,4,16",
     output_tokens: Annotated[int, typer.Option(min=2, help="Length of the answers.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 5,
-    threads: options.Threads = 0,
+    threads: Threads = 0,
+    cpus: Cpus = None,
     seed: options.Seed = 0,
     json: options.Json = None,
     plot: options.Plot = None,
@@ -43,7 +44,7 @@ def command(
     if url is None:
         options.not_part_of("measuring a MODEL in this process", model=served_model, endpoint=endpoint, ignore_eos=ignore_eos)
     else:
-        options.not_part_of("measuring --url", threads=threads or None)
+        options.not_part_of("measuring --url", threads=threads or None, cpus=cpus)
     output = Output(json, plot)
     lengths, counts = options.numbers(prompt_tokens, "--prompt-tokens"), options.numbers(streams, "--streams", most=4096)
     grid = Grid(lengths, counts, output_tokens, rounds, seed)
@@ -52,13 +53,13 @@ def command(
     table = latency_table(with_floors=model is not None)
     with output.of(report, lambda: [table], lambda: charts(table)):
         if model is not None:
-            asyncio.run(_in_process(model, threads, grid, report, table))
+            asyncio.run(_in_process(model, threads, cpus, grid, report, table))
         else:
             server = ServerTarget(str(url), served_model, api_key, endpoint or "completions", ignore_eos is not False)
             asyncio.run(_of_server(server, grid, report, table))
 
 
-async def _in_process(model: str, threads: int, grid: Grid, report: Report, table: Table) -> None:
+async def _in_process(model: str, threads: int, cpus: str | None, grid: Grid, report: Report, table: Table) -> None:
     from tokenmill.kernels.native import Pool
     from tokenmill.llm import AsyncLLM
     from tokenmill.measure.costs import Costs
@@ -67,10 +68,10 @@ async def _in_process(model: str, threads: int, grid: Grid, report: Report, tabl
 
     path = resolve(model)
     options.note("measuring the machine")
-    pool = Pool(threads or len(os.sched_getaffinity(0)))
+    pool = Pool(threads, cpus=cpus)
     report.ceilings = ceilings = measure_ceilings(pool)
-    report.model, report.kernels, report.threads = model, pool.variant, pool.threads
-    async with AsyncLLM(path, threads=pool.threads, max_batch_size=max(grid.streams)) as llm:
+    report.model, report.kernels, report.threads, report.cpus = model, pool.variant, pool.threads, pool.cpus
+    async with AsyncLLM(path, threads=threads, cpus=cpus, max_batch_size=max(grid.streams)) as llm:
         del pool
         await _measure(EngineTarget(llm), grid, (Costs.of(path), ceilings), table)
 

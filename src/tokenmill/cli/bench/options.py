@@ -23,7 +23,6 @@ Json = Annotated[
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result; needs the extra `plot` to be installed.", metavar="FILE.png")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed makes the same work.")]
-Threads = Annotated[int, typer.Option(min=0, help="0 takes all CPUs of this process.")]
 
 
 def numbers(text: str, option: str, least: int = 1, most: int = 1 << 20) -> list[int]:

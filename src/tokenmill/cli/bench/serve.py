@@ -9,6 +9,7 @@ import typer
 
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
+from tokenmill.cli.options import Cpus, Threads
 from tokenmill.core.errors import ConfigError
 from tokenmill.measure.load import Load
 from tokenmill.measure.report import Report, Value
@@ -39,7 +40,8 @@ def command(
     prefix_groups: Annotated[int, typer.Option(min=1, help="Number of such groups.")] = 1,
     slo_ttft: Annotated[float | None, typer.Option(help="Milliseconds: goodput counts requests whose first token is in time.")] = None,
     slo_itl: Annotated[float | None, typer.Option(help="Milliseconds: … whose later tokens take no longer on average.")] = None,
-    threads: options.Threads = 0,
+    threads: Threads = 0,
+    cpus: Cpus = None,
     seed: options.Seed = 0,
     json: options.Json = None,
     plot: options.Plot = None,
@@ -53,7 +55,7 @@ def command(
     if url is None:
         options.not_part_of("measuring a MODEL of one's own", model=served_model)
     else:
-        options.not_part_of("measuring --url", threads=threads or None)
+        options.not_part_of("measuring --url", threads=threads or None, cpus=cpus)
     output = Output(json, plot)
     if rate is not None and concurrency is not None:
         raise ConfigError("give --rate (open loop) or --concurrency (closed loop), not both", param="--rate")
@@ -94,8 +96,8 @@ def command(
         elif model is not None:
             options.note(f"starting a server with {model}")
             report.model = model
-            with OwnServer(model, threads) as own:
-                report.threads, report.kernels = own.threads, own.kernels
+            with OwnServer(model, threads, cpus) as own:
+                report.threads, report.cpus, report.kernels = own.threads, cpus, own.kernels
                 measure(own.url, None, None)
 
 

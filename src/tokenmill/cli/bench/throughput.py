@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
-from tokenmill.cli.options import Model
+from tokenmill.cli.options import Cpus, Model, Threads
 from tokenmill.core.errors import ConfigError
 from tokenmill.kernels.native import Pool
 from tokenmill.llm import LLM
@@ -41,7 +40,8 @@ def command(
         bool, typer.Option("--tape", help=f"Instead of a job: the forward pass alone; --batch-sizes default to {TAPE_SIZES}.")
     ] = False,
     context: Annotated[int | None, typer.Option(min=1, help=f"Tokens before those of a decode step; default: {CONTEXT}.")] = None,
-    threads: options.Threads = 0,
+    threads: Threads = 0,
+    cpus: Cpus = None,
     seed: options.Seed = 0,
     json: options.Json = None,
     plot: options.Plot = None,
@@ -76,17 +76,17 @@ def command(
         report.settings |= {"requests": requests or REQUESTS}
         report.settings |= {"prompt_tokens": prompt_tokens or PROMPT, "output_tokens": output_tokens or OUTPUT}
     with output.of(report, lambda: [table], lambda: [chart(table)]):
-        pool = Pool(threads or len(os.sched_getaffinity(0)))
-        report.model, report.kernels, report.threads = model, pool.variant, pool.threads
+        pool = Pool(threads, cpus=cpus)
+        report.model, report.kernels, report.threads, report.cpus = model, pool.variant, pool.threads, pool.cpus
         options.note("measuring the machine")
         ceilings = report.ceilings = measure_ceilings(pool)
         options.note(f"measuring {model}")
         if tape:
             table.rows.extend(_forward(path, pool, prompts.low, sizes, before, ceilings, seed))
         elif sizes:
-            table.rows.extend(engine_steps(path, pool.threads, sizes, before, ceilings, seed))
+            table.rows.extend(engine_steps(path, threads, sizes, before, ceilings, seed, cpus))
         else:
-            table.rows.extend(_job(path, pool.threads, prompts, outputs, requests or REQUESTS, ceilings, seed))
+            table.rows.extend(_job(path, threads, cpus, prompts, outputs, requests or REQUESTS, ceilings, seed))
 
 
 def _forward(path: Path, pool: Pool, prompt: int, sizes: list[int], context: int, ceilings: Ceilings, seed: int) -> Iterator[Row]:
@@ -96,7 +96,9 @@ def _forward(path: Path, pool: Pool, prompt: int, sizes: list[int], context: int
         yield forward.decode(ceilings, streams)
 
 
-def _job(path: Path, threads: int, prompts: Lengths, outputs: Lengths, requests: int, ceilings: Ceilings, seed: int) -> list[Row]:
-    with LLM(path, threads=threads, block_manager_config={"enable_prefix_sharing": False}) as llm:
+def _job(
+    path: Path, threads: int, cpus: str | None, prompts: Lengths, outputs: Lengths, requests: int, ceilings: Ceilings, seed: int
+) -> list[Row]:
+    with LLM(path, threads=threads, cpus=cpus, block_manager_config={"enable_prefix_sharing": False}) as llm:
         job = Job.draw(prompts, outputs, requests, llm.info.vocab_size, seed)
         return measure_offline(llm, path, job, ceilings)

@@ -1,0 +1,131 @@
+"""The pool's threads: which CPUs they are kept on, and how they share one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.cpus import parse_cpus, show_cpus, usable_cpus
+from tokenmill.core.errors import ConfigError
+from tokenmill.kernels.ceilings import multiply_int8
+from tokenmill.kernels.native import Pool
+
+TASKS = Path("/proc/self/task")
+pytestmark = pytest.mark.skipif(not TASKS.exists(), reason="reads /proc")
+
+
+def allowed(thread: int | str) -> str:
+    """The CPUs that a thread of this process may run on."""
+    found = re.search(r"^Cpus_allowed_list:\t(.+)$", (TASKS / str(thread) / "status").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+@pytest.fixture
+def cpus() -> Iterator[list[int]]:
+    """All that there are, last first, so that an order that is not kept shows."""
+    yield sorted(usable_cpus(), reverse=True)
+    assert allowed(threading.get_native_id()) == show_cpus(usable_cpus())
+
+
+@pytest.fixture
+def two(cpus: list[int]) -> list[int]:
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    return cpus[:2]
+
+
+def test_each_other_thread_is_kept_on_the_cpu_that_is_listed_for_it(cpus: list[int]) -> None:
+    before = set(os.listdir(TASKS))
+    pool = Pool(cpus=",".join(map(str, cpus)))
+    new = sorted(set(os.listdir(TASKS)) - before, key=int)
+    assert pool.threads == len(cpus) == len(new) + 1
+    assert [allowed(thread) for thread in new] == [str(cpu) for cpu in cpus[1:]]
+
+
+def test_without_a_list_threads_go_where_the_process_may_go() -> None:
+    before = set(os.listdir(TASKS))
+    pool = Pool(3)
+    new = set(os.listdir(TASKS)) - before
+    assert (pool.threads, pool.cpus, len(new)) == (3, None, 2)
+    assert {allowed(thread) for thread in new} == {show_cpus(usable_cpus())}
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_the_caller_is_kept_on_the_first_cpu_while_it_computes_and_no_longer(two: list[int], own_thread: bool) -> None:
+    pool, seen, ended = Pool(cpus=f"{two[0]},{two[1]}"), threading.Event(), threading.Event()
+    after: list[str] = []
+
+    def watch(caller: int) -> None:
+        while not (seen.is_set() or ended.is_set()):
+            if allowed(caller) == str(two[0]):
+                seen.set()
+
+    def compute() -> None:
+        watcher = threading.Thread(target=watch, args=(threading.get_native_id(),))
+        watcher.start()
+        for _ in range(10_000):
+            multiply_int8(pool, 10_000)
+            if seen.is_set():
+                break
+        ended.set()
+        watcher.join()
+        after.append(allowed(threading.get_native_id()))
+
+    caller = threading.Thread(target=compute)
+    if own_thread:
+        caller.start()
+        caller.join()
+    else:
+        caller.run()
+    assert seen.is_set()
+    assert after == [show_cpus(usable_cpus())]
+
+
+def test_a_cpu_that_may_not_be_used_is_an_error_that_names_those_that_may(cpus: list[int]) -> None:
+    beyond = max(cpus) + 1
+    message = f"cpus lists {beyond}, which this process may not use or which does not exist: it may use {show_cpus(cpus)}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Pool(cpus=f"{cpus[0]},{beyond}")
+
+
+def test_a_system_that_cannot_keep_threads_on_cpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(ConfigError, match="this system cannot keep threads on CPUs"):
+        Pool(cpus="0")
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", ",1", "1-", "-1", "3-1", "0 1", "1024", "0-99999", "0x1", "²", "1" * 5000])
+def test_what_is_no_list_of_cpus_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="must list CPUs up to 1023 such as 0-3,8"):
+        parse_cpus(text, 0)
+
+
+def test_a_list_of_cpus_keeps_its_order_and_names_each_once() -> None:
+    assert parse_cpus("8,0-3", 0) == parse_cpus("8,0-3", 5) == (8, 0, 1, 2, 3)
+    assert parse_cpus(None, 5) == ()
+    with pytest.raises(ConfigError, match=r"lists 2-3 twice"):
+        parse_cpus("0-3,2-4,3", 0)
+    with pytest.raises(ConfigError, match=r"threads is 4, but cpus lists 5 \(8,0-3\)"):
+        parse_cpus("8,0-3", 4)
+
+
+@pytest.mark.parametrize(("cpus", "text"), [([], ""), ([3], "3"), ([1, 0], "0-1"), ([9, 2, 1, 0, 7], "0-2,7,9")])
+def test_cpus_are_shown_as_ranges(cpus: list[int], text: str) -> None:
+    assert show_cpus(cpus) == text
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_thread_that_shares_its_cpu_gives_way_between_runs_and_one_that_does_not_keeps_it(tmp_path: Path) -> None:
+    source, driver = Path(__file__).with_name("turn.cpp"), tmp_path / "turn"
+    include = Path(__file__).parents[2] / "native" / "src"
+    subprocess.run(["g++", "-std=c++20", f"-I{include}", str(source), "-o", str(driver)], check=True)
+    done = subprocess.run([str(driver)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
