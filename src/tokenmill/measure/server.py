@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from types import TracebackType
 
 from tokenmill.core.errors import Unavailable
@@ -56,6 +57,13 @@ class OwnServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop()
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine process, which is the server's only child. Linux."""
+        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        (pid,) = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        return pid
 
     def _wait_ready(self) -> None:
         assert self._process.stdout is not None, "a pipe was asked for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ MAX_STREAMS = 64
 """A step of the forward pass gives at most so many rows of logits."""
 
 PREFILL_RUNS, DECODE_RUNS = 7, 25
+CHUNK: int = EngineConfig(model="").chunk_size
+"""Prompt tokens in one step of an engine."""
 KV_BYTE = 0x3C
 """What the KV pool is filled with, so that it is really there: 0x3c3c is a small bf16."""
 
@@ -49,7 +51,7 @@ class ForwardPass:
     """A model on a tape of its own: no scheduler, no sampling, no text."""
 
     def __init__(self, path: Path, pool: Pool, prompt: int, streams: int, context: int, seed: int) -> None:
-        """prompt: tokens of the prefill; streams: most sequences of a decode step; context: tokens before theirs."""
+        """prompt: tokens of the longest prefill; streams: most sequences of a decode step; context: tokens before theirs."""
         if streams > MAX_STREAMS:
             raise ConfigError(f"--batch-sizes: {streams} is above {MAX_STREAMS}, the most rows of logits in one forward pass")
         model = load(path, pool)
@@ -59,13 +61,26 @@ class ForwardPass:
         self._prompt, self._context = prompt, context
         self._frames = context // FRAME + 1
         n_frames = max(-(-prompt // FRAME), streams * self._frames)
-        self._tape = Tape(model.program, model.weights, model.vectors, pool, max(prompt, streams), MAX_STREAMS, n_frames)
+        rows = max(min(prompt, CHUNK), streams)
+        self._tape = Tape(model.program, model.weights, model.vectors, pool, rows, MAX_STREAMS, n_frames)
         self._tape.fill_kv(KV_BYTE)
 
+    def prompt(self, tokens: int) -> Callable[[], None]:
+        """Computes a prompt of that many tokens when it is called, in chunks as an engine does. Its KV takes the first frames."""
+        zero, chunks = np.zeros(1, np.int32), []
+        for start in range(0, tokens, CHUNK):
+            n = min(CHUNK, tokens - start)
+            wanted = np.array([n - 1] if start + n == tokens else [], np.int32)
+            chunks.append(Batch(self._tokens(n), [Segment(0, n, start, zero, zero)], wanted))
+
+        def run() -> None:
+            for chunk in chunks:
+                self._tape.run(chunk)
+
+        return run
+
     def prefill(self, ceilings: Ceilings) -> Row:
-        zero = np.zeros(1, np.int32)
-        batch = Batch(self._tokens(self._prompt), [Segment(0, self._prompt, 0, zero, zero)], np.array([self._prompt - 1], np.int32))
-        seconds = median_seconds(lambda: self._tape.run(batch), PREFILL_RUNS)
+        seconds = median_seconds(self.prompt(self._prompt), PREFILL_RUNS)
         return _row("prefill", 1, self._prompt, 0, seconds, self._costs.prefill_floor(ceilings, [self._prompt]))
 
     def decode(self, ceilings: Ceilings, streams: int) -> Row:
