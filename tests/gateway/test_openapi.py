@@ -51,7 +51,8 @@ def servable(body: dict[str, Any]) -> dict[str, Any]:
     unserved = [name for name, about in SCHEMAS["ChatRequest"]["properties"].items() if "refused" in about.get("description", "")]
     kept = {name: value for name, value in body.items() if name not in unserved}
     if isinstance(messages := kept.get("messages"), list):
-        kept["messages"] = [{"role": m.get("role"), "content": m.get("content")} if isinstance(m, dict) else m for m in messages]
+        said = [{"role": m.get("role"), "content": m.get("content") or "hello"} if isinstance(m, dict) else m for m in messages]
+        kept["messages"] = said or [{"role": "user", "content": "hello"}]
     return kept | {"model": "parrot"}
 
 
