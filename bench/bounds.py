@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urljoin
@@ -25,10 +25,10 @@ from bounds_jobs import LONG, SHORT, Job, asks, rate
 
 from tokenmill.kernels.native import Pool
 from tokenmill.measure.costs import Costs
+from tokenmill.measure.latency import send_together
 from tokenmill.measure.server import OwnServer
 from tokenmill.measure.serving import Record
-from tokenmill.measure.targets import ServerTarget, now
-from tokenmill.measure.workload import Ask
+from tokenmill.measure.targets import ServerTarget
 from tokenmill.models.loader import load
 from tokenmill.weights.catalogue import resolve
 
@@ -131,20 +131,10 @@ async def _alternate(server: OwnServer, job: Job, streams: int) -> tuple[list[fl
     async with ServerTarget(server.url, None, None, "completions", ignore_eos=True) as target:
         await target.check()
         for _ in range(ROUNDS + 1):
-            over_http.append(rate(await _ask(target, asks(streams))))
+            over_http.append(rate(await send_together(target, asks(streams))))
             job.tell(str(streams))
             in_process.append(job.hear()["rate"])
     return over_http[1:], in_process[1:]
-
-
-async def _ask(target: ServerTarget, work: Sequence[Ask]) -> list[Record]:
-    """All at once."""
-    records = [Record(now()) for _ in work]
-    await asyncio.gather(*(target.send(ask, record) for ask, record in zip(work, records, strict=True)))
-    for record in records:
-        if record.error is not None:
-            raise SystemExit(f"a request failed: {record.error}")
-    return records
 
 
 def start(subject: Subject) -> Iterator[Promise]:
@@ -175,7 +165,7 @@ def memory(subject: Subject) -> Iterator[Promise]:
 async def _work(server: OwnServer) -> list[Record]:
     async with ServerTarget(server.url, None, None, "completions", ignore_eos=True) as target:
         await target.check()
-        return await _ask(target, asks(1, SHORT)) + await _ask(target, asks(max(LOSS)))
+        return await send_together(target, asks(1, SHORT)) + await send_together(target, asks(max(LOSS)))
 
 
 def _resident(pid: int) -> tuple[int, int]:

@@ -126,9 +126,9 @@ struct LinearScratch {
     uint64_t stamp = 0;
 };
 
-// Frames that the next attention reads, which a linear op of many rows fetches while it computes: it needs memory only for its first tile of
-// rows, and those few rows of attention do nothing but wait for memory. The panels of all linear ops up to the attention make a run of `span` bytes,
-// in which this op's begin at `begin`; for every tile but the last, a panel fetches as many bytes of the frames as it has itself.
+// Frames that the next attention reads, which a linear op of many rows fetches while it computes: it waits for arithmetic, and attention for
+// memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in a tile of rows that
+// leaves memory time for it (ahead_of in linear_quant.inl), a panel fetches as many bytes of the frames as it has itself.
 struct Fetch {
     const uint8_t* layer;
     const int32_t* frames;

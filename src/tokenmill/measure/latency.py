@@ -51,11 +51,12 @@ async def measure_latency(target: Target, grid: Grid, floors: tuple[Costs, Ceili
         for prompt in grid.prompts:
             records: list[Record] = []
             for _ in range(grid.rounds):
-                records += await _round(target, [Ask(text_of(prompt, rng), grid.output) for _ in range(streams)])
+                records += await send_together(target, [Ask(text_of(prompt, rng), grid.output) for _ in range(streams)])
             yield _row(records, streams, grid.output, floors)
 
 
-async def _round(target: Target, asks: list[Ask]) -> list[Record]:
+async def send_together(target: Target, asks: Sequence[Ask]) -> list[Record]:
+    """All at once; returns when all are done. Raises `InvalidRequest` with the first error of a request that failed."""
     records = [Record(now()) for _ in asks]
     await asyncio.gather(*(target.send(ask, record) for ask, record in zip(asks, records, strict=True)))
     for record in records:
