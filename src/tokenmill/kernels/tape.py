@@ -68,6 +68,7 @@ class Tape:
         for op in program.ops:
             self._record(op)
         self._logits = self._native.buffer(self._index[last.out.name], max_outputs)
+        self._wanted = self._logits  # the first rows, as many as the last step gave: mostly the same from step to step
         self._outputs = 0
 
     def start(self, batch: Batch) -> None:
@@ -88,7 +89,7 @@ class Tape:
         """Help with the step that was started until it is executed; returns the logits [outputs, vocabulary], a view
         (rows lie apart) that the next start overwrites. Raises RuntimeError when no step was started."""
         self._native.finish()
-        return self._logits[: self._outputs]
+        return self._rows(self._outputs)
 
     def run(self, batch: Batch) -> F32:
         """`start` and `finish`."""
@@ -98,7 +99,7 @@ class Tape:
     def rerun(self, outputs: Int32s) -> F32:
         """The logits of other rows of the last finished step, whose activations are still there. Same view as `finish`'s."""
         self._native.rerun(outputs)
-        return self._logits[: len(outputs)]
+        return self._rows(len(outputs))
 
     @property
     def kv_bytes(self) -> int:
@@ -107,6 +108,11 @@ class Tape:
     def fill_kv(self, byte: int) -> None:
         """Overwrite the whole KV pool: tests prove that what was never written is never seen, benchmarks make all of it resident."""
         self._native.fill_kv(byte)
+
+    def _rows(self, count: int) -> F32:
+        if len(self._wanted) != count:
+            self._wanted = self._logits[:count]
+        return self._wanted
 
     def _vector(self, name: str | None) -> F32:
         return _NONE if name is None else np.ascontiguousarray(self._vectors[name], np.float32)
