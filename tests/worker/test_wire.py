@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
 import socket
 import struct
 
@@ -30,17 +30,27 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-async def test_messages_cross_in_order_between_the_blocking_and_the_asyncio_side() -> None:
+def test_messages_cross_in_order_between_the_blocking_side_and_the_one_that_is_fed() -> None:
     ours, theirs = pair()
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    with theirs:
-        sending = asyncio.create_task(asyncio.to_thread(lambda: [wire.send(theirs, message) for message in MESSAGES]))
-        received = [await wire.receive_async(reader) for _ in MESSAGES]
-        await sending
+    frames, received = wire.Frames(), []
+    with ours:
+        with theirs, concurrent.futures.ThreadPoolExecutor(1) as other:
+            sending = other.submit(lambda: [wire.send(theirs, message) for message in MESSAGES])
+            while len(received) < len(MESSAGES):
+                received += frames.feed(ours.recv(1000))
+            sending.result()
+        assert ours.recv(1) == b""
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    assert [decoder.decode(message) for message in received if message is not None] == MESSAGES
-    assert await wire.receive_async(reader) is None
-    writer.close()
+    assert [decoder.decode(message) for message in received] == MESSAGES
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1 << 20])
+def test_pieces_of_any_size_make_the_same_messages(size: int) -> None:
+    stream = b"".join(wire.frame(message) for message in MESSAGES[:3])
+    frames, received = wire.Frames(), []
+    for at in range(0, len(stream), size):
+        received += frames.feed(stream[at : at + size])
+    assert received == [msgspec.msgpack.encode(message) for message in MESSAGES[:3]]
 
 
 def test_outputs_keep_every_field_on_the_way() -> None:
@@ -55,20 +65,18 @@ def test_outputs_keep_every_field_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"\0\0", struct.pack(">I", 10) + b"short", struct.pack(">I", wire.MAX_FRAME + 1)])
-async def test_a_stream_that_ends_inside_a_frame_or_announces_too_much_is_broken(sent: bytes) -> None:
+def test_a_stream_that_ends_inside_a_frame_or_announces_too_much_is_broken(sent: bytes) -> None:
     ours, theirs = pair()
     with theirs:
         with ours:
             ours.sendall(sent)
         with pytest.raises(wire.BrokenStream):
             wire.receive(theirs)
-    ours, theirs = pair()
-    with theirs:
-        theirs.sendall(sent)
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
+
+
+def test_a_frame_that_is_too_long_is_broken_before_it_has_arrived() -> None:
     with pytest.raises(wire.BrokenStream):
-        await wire.receive_async(reader)
-    writer.close()
+        list(wire.Frames().feed(struct.pack(">I", wire.MAX_FRAME + 1)))
 
 
 def tree(kind: type[errors.TokenmillError]) -> list[type[errors.TokenmillError]]:

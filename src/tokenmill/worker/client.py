@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -45,42 +45,57 @@ class _Feed:
             self.open.discard((request_id, choice))
 
 
+class _Stream(asyncio.Protocol):
+    """Hands on each message where it arrives, which a reader and its task would do two turns of the event loop later."""
+
+    def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._frames = wire.Frames()
+        self._on_message, self._on_end = on_message, on_end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._on_message(message)
+        except wire.BrokenStream:
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end()
+
+
 class EngineClient:
     """Requests to one engine process and their outputs. Made by `open`; ends with its connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: Clock) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, clock: Clock) -> None:
+        self._stream = _Stream(self._receive, self._end)
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._clock = clock
         self._feeds: dict[str, _Feed] = {}
         self._stats: collections.deque[asyncio.Future[Stats]] = collections.deque()
         self._ended = asyncio.Event()
-        self._listener: asyncio.Task[None] | None = None
+        self._loaded: asyncio.Future[EngineInfo] | None = None
         self.last_heard = clock.now()
         """When the engine last said anything, on the clock given to `open`."""
 
     @classmethod
     async def open(cls, sock: socket.socket, clock: Clock | None = None) -> EngineClient:
         """Take over `sock`, the connected end of a stream to an engine process."""
-        reader, writer = await asyncio.open_unix_connection(sock=sock)
-        return cls(reader, writer, clock or MonotonicClock())
+        client = cls(clock or MonotonicClock())
+        await asyncio.get_running_loop().create_unix_connection(lambda: client._stream, sock=sock)
+        return client
 
     async def load(self, config: EngineConfig) -> EngineInfo:
         """Have the engine built. Raises its error, or `EngineDied` when the process ends without one."""
-        assert self._listener is None, "an engine is loaded once"
-        self._writer.write(wire.frame(config))
-        try:
-            first = await wire.receive_async(self._reader)
-        except ConnectionError:
-            first = None
-        if first is None:
-            raise EngineDied("the engine process ended while it was loading the model: its log says why")
-        message = msgspec.msgpack.decode(first, type=EngineInfo | Failed)
-        if isinstance(message, Failed):
-            raise message.error()
-        self.last_heard = self._clock.now()
-        self._listener = asyncio.create_task(self._listen(), name="engine client")
-        return message
+        assert self._loaded is None, "an engine is loaded once"
+        if self._ended.is_set():
+            raise _died_loading()
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._send(config)
+        return await self._loaded
 
     async def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
         """Send requests and yield their outputs as they come, until every choice has had its last.
@@ -147,47 +162,40 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the connection, and with it the engine process."""
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
         self._end()
-        self._writer.close()
+        self._stream.transport.close()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: EngineConfig | ToEngine) -> None:
         if not self._ended.is_set():
-            self._writer.write(wire.frame(message))
+            self._stream.transport.write(wire.frame(message))
 
-    async def _listen(self) -> None:
-        decoder = msgspec.msgpack.Decoder(FromEngine)
-        try:
-            while (message := await wire.receive_async(self._reader)) is not None:
-                self.last_heard = self._clock.now()
-                self._dispatch(decoder.decode(message))
-        except ConnectionError:
-            pass  # a process that is killed resets its stream: the same end
-        finally:
-            self._end()
-
-    def _dispatch(self, message: FromEngine) -> None:
-        match message:
-            case StepOutput():
-                for output in message.outputs:
+    def _receive(self, data: bytes) -> None:
+        self.last_heard = self._clock.now()
+        match self._decoder.decode(data):
+            case StepOutput() as step:
+                for output in step.outputs:
                     feed = self._feeds.get(output.request_id)
                     if feed is not None:
                         feed.queue.put_nowait(output)
-            case Failed():
-                feed = self._feeds.get(message.request_id)
+            case Failed() as failed:
+                feed = self._feeds.get(failed.request_id)
                 if feed is not None:
-                    feed.queue.put_nowait(message)
-            case Stats():
+                    feed.queue.put_nowait(failed)
+                elif self._loaded is not None and not self._loaded.done():
+                    self._loaded.set_exception(failed.error())
+            case Stats() as stats:
                 asked = self._stats.popleft()
                 if not asked.done():
-                    asked.set_result(message)
-            case EngineInfo():
-                raise AssertionError("an engine says only once that it is ready")
+                    asked.set_result(stats)
+            case EngineInfo() as info:
+                assert self._loaded is not None, "an engine says that it is ready when it was asked to be"
+                if not self._loaded.done():
+                    self._loaded.set_result(info)
 
     def _end(self) -> None:
         self._ended.set()
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(_died_loading())
         for feed in set(self._feeds.values()):
             feed.queue.put_nowait(_died())
         self._feeds.clear()
@@ -199,3 +207,7 @@ class EngineClient:
 
 def _died() -> EngineDied:
     return EngineDied("the engine process ended while the request was in flight: send it again, the engine is being restarted")
+
+
+def _died_loading() -> EngineDied:
+    return EngineDied("the engine process ended while it was loading the model: its log says why")

@@ -5,9 +5,9 @@ Both ends live on one host and come from one installation, so there is no versio
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -48,22 +48,25 @@ def receive(sock: socket.socket) -> bytes | None:
     return body
 
 
-async def receive_async(reader: asyncio.StreamReader) -> bytes | None:
-    """`receive` for asyncio."""
-    try:
-        head = await reader.readexactly(_LENGTH.size)
-    except asyncio.IncompleteReadError as ended:
-        if not ended.partial:
-            return None
-        raise BrokenStream("the stream ended inside a frame's length") from None
-    length = _checked_length(head)
-    try:
-        return await reader.readexactly(length)
-    except asyncio.IncompleteReadError as ended:
-        raise BrokenStream(f"the stream ended after {len(ended.partial)} of {length} bytes") from None
+class Frames:
+    """Encoded messages out of a stream that arrives in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The messages that are complete now. Raises `BrokenStream`."""
+        self._pending += piece
+        while len(self._pending) >= _LENGTH.size:
+            end = _LENGTH.size + _checked_length(self._pending[: _LENGTH.size])
+            if len(self._pending) < end:
+                return
+            message = bytes(self._pending[_LENGTH.size : end])
+            del self._pending[:end]
+            yield message
 
 
-def _checked_length(head: bytes) -> int:
+def _checked_length(head: bytes | bytearray) -> int:
     length: int = _LENGTH.unpack(head)[0]
     if length > MAX_FRAME:
         raise BrokenStream(f"a frame of {length} bytes is announced, but {MAX_FRAME} is the limit")
