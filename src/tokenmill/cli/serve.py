@@ -18,6 +18,7 @@ from tokenmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenmill.core.messages import EngineInfo
+    from tokenmill.text.tokenizer import Tokenizer
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
@@ -49,11 +50,13 @@ def command(
     sock = listen(host, port)
     from tokenmill.cluster.supervisor import Supervisor
     from tokenmill.gateway.service import Service
-    from tokenmill.text.templates import choose_template
     from tokenmill.weights.catalogue import resolve
-    from tokenmill.weights.vocabulary import load_tokenizer
 
-    chosen = None if chat_template is None else choose_template(chat_template)
+    chosen = None
+    if chat_template is not None:
+        from tokenmill.text.templates import choose_template
+
+        chosen = choose_template(chat_template)
     path = resolve(model)
     own_name = [] if Path(model).expanduser() == path else [model]
     names = served_model_name or own_name or [path.stem]
@@ -69,7 +72,13 @@ def command(
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    service = Service(Supervisor(config), lambda: load_tokenizer(path), names, api_key, chosen)
+
+    def load_vocabulary() -> Tokenizer:
+        from tokenmill.weights.vocabulary import load_tokenizer  # while the engine process loads, on another CPU
+
+        return load_tokenizer(path)
+
+    service = Service(Supervisor(config), load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:
         print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)

@@ -62,13 +62,19 @@ class Service:
         """Load the engine and the vocabulary side by side. Raises the error of either."""
         engine = asyncio.create_task(self.supervisor.start())
         try:
-            tokenizer = await asyncio.to_thread(self._load_tokenizer)
+            tokenizer = await asyncio.to_thread(self._load_text)
             info = await engine
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
         self._prompts = PromptBuilder(tokenizer, info.vocab_size, self._chosen)
         return info
+
+    def _load_text(self) -> Tokenizer:
+        """The vocabulary; what chats need beside it is imported here too, so that it is not waited for when the engine is ready."""
+        import tokenmill.text.chat  # noqa: F401
+
+        return self._load_tokenizer()
 
     @property
     def prompts(self) -> PromptBuilder:
