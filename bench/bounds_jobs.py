@@ -66,7 +66,7 @@ class Job:
         assert self._process.stdout is not None, "a pipe was asked for"
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{' '.join(self._command[1:])} ended before its time")
+            raise SystemExit(f"{' '.join(self._command[1:])} ended with status {self._process.wait()} before its time")
         return json.loads(line)
 
 
