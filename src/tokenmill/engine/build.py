@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from tokenmill.core.clock import MonotonicClock
@@ -36,6 +38,7 @@ def build_engine(config: EngineConfig) -> Engine:
     path = Path(config.model)
     if not path.exists():
         raise ModelNotFound(f"there is no model file or folder {config.model!r}", param="model")
+    digest = _digest_beside(path)
     pool = Pool(config.threads, cpus=config.cpus)
     model = load(path, pool)
     token_bytes = _kv_bytes_per_token(model.program)
@@ -63,7 +66,7 @@ def build_engine(config: EngineConfig) -> Engine:
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,
-        fingerprint=fingerprint(path, pool.variant),
+        fingerprint=fingerprint(digest.result(), pool.variant),
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
@@ -82,15 +85,34 @@ def kv_groups(config: ModelConfig) -> list[KVGroup]:
     ]
 
 
-def fingerprint(path: Path, variant: str) -> str:
+def fingerprint(model_digest: bytes, variant: str) -> str:
     """Digest of everything that decides the bits of an answer: model file, kernel variant, KV format, numerics version."""
-    digest = hashlib.sha256()
+    return hashlib.sha256(model_digest + f"{variant} bf16 {NUMERICS_VERSION}".encode()).hexdigest()
+
+
+def model_digest(path: Path) -> bytes:
+    """Of the model's file, or of the digests of its folder's files. Raises OSError."""
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".json"))
+    digests = []
     for file in files:
         with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    digest.update(f"{variant} bf16 {NUMERICS_VERSION}".encode())
-    return digest.hexdigest()
+            digests.append(hashlib.file_digest(stream, "sha256").digest())
+    return b"".join(digests)
+
+
+def _digest_beside(path: Path) -> Future[bytes]:
+    """`model_digest` by a thread, which takes its seconds per gigabyte while the weights are packed; a load that fails does not
+    wait for it."""
+    found: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(model_digest(path))
+        except OSError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="model digest", daemon=True).start()
+    return found
 
 
 def _kv_bytes_per_token(program: Program) -> int:
