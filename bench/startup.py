@@ -1,10 +1,11 @@
-"""How long a command line and an import take: figure, bound and ratio. `python bench/startup.py [runs]`
+"""How long a command line and an import take: figure, bound and ratio.
 
 Each is a new process, timed from outside; the bare interpreter is the floor.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,9 @@ def median_seconds(command: list[str], runs: int) -> float:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=int, nargs="?", default=9)
+    runs = parser.parse_args().runs
     print(f"{'':30} {'median s':>9} {'bound s':>8} {'ratio':>6}")
     for name, command in CASES.items():
         figure = median_seconds(command, runs)

@@ -68,6 +68,7 @@ private:
     enum class State { Idle, Started, Finishing };
     static constexpr uint32_t kClosed = 1u << 31;
 
+    void end_workers();
     void serve(int thread);
     void work(int thread) noexcept;
     bool enter();

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <time.h>
 #include <utility>
 
@@ -111,13 +112,21 @@ Pool::Pool(int threads, std::vector<int> cpus) : cpus_(std::move(cpus)) {
     if (!cpus_.empty() && int(cpus_.size()) != threads) throw std::invalid_argument("[pool] needs a CPU for each of its threads, or none");
     for (int cpu : cpus_)
         if (!OnCpu(cpu).kept()) throw std::invalid_argument("[pool] the system keeps no thread on CPU " + std::to_string(cpu));
-    for (int t = 1; t < threads; ++t) {
-        workers_.emplace_back([this, t] { serve(t); });
-        if (!cpus_.empty()) keep_on(workers_.back().native_handle(), cpus_[t]);
+    try {
+        for (int t = 1; t < threads; ++t) {
+            workers_.emplace_back([this, t] { serve(t); });
+            if (!cpus_.empty()) keep_on(workers_.back().native_handle(), cpus_[t]);
+        }
+    } catch (const std::system_error& error) {
+        const size_t had = workers_.size() + 1;
+        end_workers();
+        throw std::runtime_error("[pool] the system gives only " + std::to_string(had) + " of " + std::to_string(threads) + " threads: " + error.what());
     }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end_workers(); }
+
+void Pool::end_workers() {
     stop_.store(true);
     job_.value.fetch_add(1);
     job_.wake();

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,25 @@ def test_a_thread_that_shares_its_cpu_gives_way_between_runs_and_one_that_does_n
     subprocess.run(["g++", "-std=c++20", f"-I{include}", str(source), "-o", str(driver)], check=True)
     done = subprocess.run([str(driver)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+TOO_MANY = """
+import resource
+from tokenmill.core.errors import KernelError
+from tokenmill.kernels.native import Pool
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (50 << 20),) * 2)  # room for a few stacks
+try:
+    Pool(500)
+except KernelError as error:
+    print(error)
+print(Pool(2).threads)
+"""
+
+
+def test_threads_that_the_system_refuses_are_an_error_and_those_it_gave_end() -> None:
+    said = subprocess.run([sys.executable, "-c", TOO_MANY], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    refused, after = said.stdout.splitlines()
+    assert re.fullmatch(r"\[pool\] the system gives only \d+ of 500 threads: .+: ask for fewer threads", refused)
+    assert after == "2"

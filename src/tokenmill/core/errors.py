@@ -150,7 +150,7 @@ class CatalogueError(TokenmillError):
 
 
 class KernelError(TokenmillError):
-    """The requested kernel variant does not exist or this CPU cannot run it."""
+    """The requested kernel variant does not exist or this CPU cannot run it, or its threads cannot be had."""
 
     status = 500
     type = "kernel_error"

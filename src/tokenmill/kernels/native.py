@@ -46,7 +46,10 @@ class Pool:
         listed = parse_cpus(cpus, threads)
         require_usable(listed)
         self.cpus = cpus
-        self.native = _native.Pool(threads or len(listed or usable_cpus()), listed)
+        try:
+            self.native = _native.Pool(threads or len(listed or usable_cpus()), listed)
+        except RuntimeError as error:
+            raise KernelError(f"{error}: ask for fewer threads", param="threads") from None
 
     @property
     def threads(self) -> int:
