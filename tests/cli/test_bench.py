@@ -50,11 +50,11 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["latency", "--url", "http://h", "--cpus", "0"], "--cpus has no part in measuring --url"),
         (["kernels", "--cpus", "0,0"], "cpus is '0,0', which lists 0 twice"),
         (["kernels", "--threads", "2", "--cpus", "0"], "threads is 2, but cpus lists 1 (0)"),
-        (["serve", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9/v1: ConnectError"),
+        (["serve", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9/v1: ClientConnectorError: [Errno "),
         (["serve", "no-such-model"], "the server did not start: unknown model 'no-such-model'"),
         (["latency", "m", "--endpoint", "chat"], "--endpoint has no part in measuring a MODEL in this process"),
         (["latency", "m", "--streams", "1,x"], "--streams is '1,x', but must be numbers between 1 and 4096"),
-        (["latency", "--url", "http://127.0.0.1:9", "--model", "m"], "did not answer a first request: ConnectError"),
+        (["latency", "--url", "http://127.0.0.1:9", "--model", "m"], "did not answer a first request: ClientConnectorError: [Errno "),
         (["throughput", "m", "--tape", "--requests", "3"], "--requests has no part in --tape"),
         (["throughput", "m", "--batch-sizes", "4", "--output-tokens", "3"], "--output-tokens has no part in --batch-sizes"),
         (["throughput", "m", "--context", "3"], "--context has no part in a batch job"),
@@ -77,7 +77,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(args: list[str], message: str
 def test_an_error_is_a_line_without_a_traceback() -> None:
     result = bench("serve", "--url", "http://127.0.0.1:9")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("tokenmill: cannot reach http://127.0.0.1:9/v1: ConnectError")
+    assert result.stderr.startswith("tokenmill: cannot reach http://127.0.0.1:9/v1: ClientConnectorError: [Errno ")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -34,6 +34,7 @@ def test_help_and_version_load_no_model_library(args: list[str]) -> None:
         "numpy",
         "tokenizers",
         "tokenmill._native",
+        "aiohttp",
         "httpx",
         "huggingface_hub",
         "starlette",

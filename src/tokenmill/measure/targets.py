@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx
+import aiohttp
 import msgspec
 
 from tokenmill.core.errors import ConfigError, InvalidRequest, TokenmillError, Unavailable
 from tokenmill.core.types import SamplingParams
 from tokenmill.llm import AsyncLLM
+from tokenmill.measure.events import EventReader, message
 from tokenmill.measure.serving import Record
 from tokenmill.measure.workload import Ask
 
@@ -22,6 +24,11 @@ now = time.monotonic
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 4.0
+"""After which a connection is not used again: many servers close theirs after 5, which a request on its way would run into."""
+
+Fault = (aiohttp.ClientError, ValueError)
+"""What a request may fail with; the second if the URL or the key is not such that it can be sent."""
 
 
 class Target(Protocol):
@@ -51,34 +58,12 @@ class EngineTarget:
         record.ended = now()
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+class _Model(msgspec.Struct):
+    id: str
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning_content)))
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class ServerTarget:
@@ -92,21 +77,20 @@ class ServerTarget:
         self.model = model
         self._endpoint, self._ignore_eos = endpoint, ignore_eos
         self._path = "/chat/completions" if endpoint == "chat" else "/completions"
-        self._decoder = msgspec.json.Decoder(_Event)
-        self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            verify=self.base.startswith("https"),
-            # A proxy has no business between two processes of one machine.
-            trust_env=urlsplit(self.base).hostname not in LOCAL_HOSTS,
-        )
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> ServerTarget:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+            # Not trust_env, which would look at the environment again for each request, and for a password in ~/.netrc.
+            proxy=_proxy(self.base),
+        )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def check(self) -> None:
         """Find the model's name if none was given, and have one short answer, so that nothing is measured in vain.
@@ -124,43 +108,22 @@ class ServerTarget:
     async def send(self, ask: Ask, record: Record) -> None:
         record.sent = now()
         try:
-            async with self._http.stream("POST", self.base + self._path, json=self._body(ask)) as response:
-                if response.status_code == 200:
+            async with self._http.post(self.base + self._path, json=self._body(ask), allow_redirects=False) as response:
+                if response.status == 200:
                     await self._follow(response, record)
                 else:
-                    record.error = refusal(response.status_code, await response.aread())
-        except httpx.HTTPError as error:
+                    record.error = refusal(response.status, await response.read())
+        except Fault as error:
             record.error = _named(error)
         record.ended = now()
 
-    async def _follow(self, response: httpx.Response, record: Record) -> None:
-        ended = False
-        async for line in response.aiter_lines():
-            data = line.removeprefix("data:").strip()
-            if not line.startswith("data:") or not data:
-                continue
-            if data == "[DONE]":
-                ended = True
-                continue
-            arrived = now()
-            try:
-                event = self._decoder.decode(data)
-            except msgspec.DecodeError as error:
-                record.error = f"an event that is not understood: {error}"
+    async def _follow(self, response: aiohttp.ClientResponse, record: Record) -> None:
+        reader = EventReader(record)
+        async for chunk in response.content.iter_any():
+            reader.feed(chunk, now())
+            if record.error is not None:
                 return
-            if event.error is not None:
-                record.error = f"in the stream: {_message(event.error)}"
-                return
-            if any(choice.has_text for choice in event.choices or ()):
-                record.times.append(arrived)
-            if event.usage is not None:
-                details = event.usage.prompt_tokens_details
-                record.prompt_tokens, record.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
-                record.cached_tokens = details.cached_tokens if details else None
-        if not ended:
-            record.error = "the stream ended before its end"
-        elif not record.output_tokens:
-            record.output_tokens = len(record.times)
+        reader.end(now())
 
     def _body(self, ask: Ask) -> dict[str, object]:
         body: dict[str, object] = {
@@ -178,18 +141,19 @@ class ServerTarget:
 
     async def _only_model(self) -> str:
         try:
-            answer = await self._http.get(self.base + "/models")
-        except httpx.HTTPError as error:
+            async with self._http.get(self.base + "/models", allow_redirects=False) as response:
+                status, body = response.status, await response.read()
+        except Fault as error:
             raise Unavailable(f"cannot reach {self.base}: {_named(error)}: is the server running, and is --url right?") from None
-        if answer.status_code != 200:
-            raise InvalidRequest(f"{self.base}/models: {refusal(answer.status_code, answer.content)}: name the model with --model")
+        if status != 200:
+            raise InvalidRequest(f"{self.base}/models: {refusal(status, body)}: name the model with --model")
         try:
-            names = [model["id"] for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError):
+            names = [model.id for model in msgspec.json.decode(body, type=_Models).data]
+        except msgspec.DecodeError:
             raise InvalidRequest(f"{self.base}/models is not OpenAI's list of models: name the model with --model") from None
         if len(names) != 1:
-            raise InvalidRequest(f"{self.base} serves {len(names)} models: choose one with --model: {', '.join(map(str, names))}")
-        return str(names[0])
+            raise InvalidRequest(f"{self.base} serves {len(names)} models: choose one with --model: {', '.join(names)}")
+        return names[0]
 
 
 def base_url(url: str) -> str:
@@ -207,15 +171,23 @@ def base_url(url: str) -> str:
 def refusal(status: int, body: bytes) -> str:
     """An HTTP error in a line, with the server's own words if it has some."""
     try:
-        said = _message(msgspec.json.decode(body)["error"])
+        said = message(msgspec.json.decode(body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
         said = body[:200].decode(errors="replace").strip()
     return f"HTTP {status}: {said}" if said else f"HTTP {status}"
 
 
-def _message(error: Any) -> str:
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+def _named(error: Exception) -> str:
+    """In one line, though some have a picture of what they found wrong; without the host, which the reader has named."""
+    said = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return f"{type(error).__name__}: {' '.join(str(said).split())}".rstrip(": ")
 
 
-def _named(error: httpx.HTTPError) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for `url`; none for this machine, between whose processes it has no business."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.hostname in LOCAL_HOSTS or proxy_bypass(parts.hostname):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
