@@ -1,6 +1,8 @@
-"""Refusals below HTTP, in the shape of all others."""
+"""HTTP itself, where uvicorn's and h11's way of it is not ours."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -8,9 +10,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.gateway.errors import error_response
 
+MAX_HEAD = 64 * 2**10
+"""Bytes of a request line and its headers; a longer head is refused before it is complete."""
+
 
 class JSONProtocol(H11Protocol):
     """uvicorn's protocol, but what cannot be parsed as HTTP is answered by an error body like any other."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = Connection(h11.SERVER, MAX_HEAD)
 
     def send_400_response(self, msg: str) -> None:
         """Answer 400 and close. `msg`: what the parser said."""
@@ -20,3 +29,17 @@ class JSONProtocol(H11Protocol):
         for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+class Connection(h11.Connection):
+    """h11's, but the chunks of a body are framed here: they change none of its states, and a stream sends one per token."""
+
+    _in_chunks = False
+
+    def send(self, event: h11.Event) -> Any:
+        if self._in_chunks and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        sent: Any = super().send(event)
+        if type(event) is h11.Response:
+            self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        return sent
