@@ -1,11 +1,17 @@
-"""Prometheus metrics, under vLLM's names where the meaning is the same. Times are seconds."""
+"""Prometheus metrics, under vLLM's names where the meaning is the same. Times are seconds.
+
+They are plain numbers until they are asked for: one thread counts, several times per token.
+"""
 
 from __future__ import annotations
 
+import collections
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -18,26 +24,25 @@ _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
-class Metrics:
-    """The metrics of one served model, in a registry of their own."""
+class Metrics(Collector):
+    """The metrics of one served model."""
 
     def __init__(self, model: str) -> None:
-        self._registry = CollectorRegistry()
         self._model = model
-        self._engine = _EngineCollector(model)
-        self._registry.register(self._engine)
-        self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token of a choice.", _FIRST_TOKEN)
-        self._between_tokens = self._histogram("inter_token_latency_seconds", "Between two outputs of a choice.", _BETWEEN_TOKENS)
-        self._request = self._histogram("e2e_request_latency_seconds", "From arrival to the end of a choice.", _REQUEST)
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step with the choice in it.", _REQUEST)
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose prompt was computed.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._success = Counter(
-            "tokenmill:request_success", "Choices that ended, by reason.", ("model_name", "finished_reason"), registry=self._registry
-        )
+        self._first_token = _Histogram(_FIRST_TOKEN)
+        self._between_tokens = _Histogram(_BETWEEN_TOKENS)
+        self._request = _Histogram(_REQUEST)
+        self._queue = _Histogram(_REQUEST)
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._ended: collections.Counter[str] = collections.Counter()
+        self._stats: Stats | None = None
+        self._engine_up = False
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def prompt_computed(self, tokens: int) -> None:
-        self._prompt_tokens.inc(tokens)
+        self._prompt_tokens += tokens
 
     def first_output(self, since_arrival: float, queued: float) -> None:
         """The first token of a choice is there."""
@@ -48,40 +53,38 @@ class Metrics:
         self._between_tokens.observe(since_last)
 
     def generated(self, tokens: int) -> None:
-        self._generation_tokens.inc(tokens)
+        self._generation_tokens += tokens
 
     def choice_ended(self, reason: str, since_arrival: float) -> None:
         """`reason`: a finish reason, `abort` when the client went away, `error` when the engine failed."""
-        self._success.labels(self._model, reason).inc()
+        self._ended[reason] += 1
         self._request.observe(since_arrival)
 
     def render(self, stats: Stats | None, engine_up: bool) -> bytes:
         """The exposition text. `stats`: the counters last heard of the engine, None before the first."""
-        self._engine.stats, self._engine.up = stats, engine_up
+        self._stats, self._engine_up = stats, engine_up
         return generate_latest(self._registry)
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"tokenmill:{name}", about, ("model_name",), buckets=buckets, registry=self._registry).labels(self._model)
-
-    def _counter(self, name: str, about: str) -> Counter:
-        return Counter(f"tokenmill:{name}", about, ("model_name",), registry=self._registry).labels(self._model)
-
-
-class _EngineCollector(Collector):
-    """The engine's own counters. They start again with a new engine process, as Prometheus expects of a restart."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self.stats: Stats | None = None
-        self.up = False
-
     def collect(self) -> Iterator[Metric]:
-        yield self._gauge("engine_up", "Whether the engine is there and answers.", float(self.up))
-        stats = self.stats
-        if stats is None:
-            return
+        """What prometheus_client calls for the text."""
+        yield self._gauge("engine_up", "Whether the engine is there and answers.", float(self._engine_up))
+        if self._stats is not None:
+            yield from self._of_engine(self._stats)
+        yield self._histogram("time_to_first_token_seconds", "From arrival to the first token of a choice.", self._first_token)
+        yield self._histogram("inter_token_latency_seconds", "Between two outputs of a choice.", self._between_tokens)
+        yield self._histogram("e2e_request_latency_seconds", "From arrival to the end of a choice.", self._request)
+        yield self._histogram("request_queue_time_seconds", "From arrival to the first step with the choice in it.", self._queue)
+        yield self._counter("prompt_tokens", "Prompt tokens of requests whose prompt was computed.", self._prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", self._generation_tokens)
+        ended = CounterMetricFamily("tokenmill:request_success", "Choices that ended, by reason.", labels=("model_name", "finished_reason"))
+        for reason, count in self._ended.items():
+            ended.add_metric((self._model, reason), count)
+        yield ended
+
+    def _of_engine(self, stats: Stats) -> Iterator[Metric]:
+        """The engine's own counters. They start again with a new engine process, as Prometheus expects of a restart."""
         # What ran in an engine that is gone runs no more.
-        running, waiting, held = (stats.running, stats.waiting, stats.kv_held) if self.up else (0, 0, 0)
+        running, waiting, held = (stats.running, stats.waiting, stats.kv_held) if self._engine_up else (0, 0, 0)
         yield self._gauge("num_requests_running", "Sequences in the running batch.", running)
         yield self._gauge("num_requests_waiting", "Sequences waiting for their turn.", waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that running sequences hold, 0 to 1.", held / max(1, stats.kv_total))
@@ -100,3 +103,25 @@ class _EngineCollector(Collector):
         family = CounterMetricFamily(f"tokenmill:{name}", about, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family
+
+    def _histogram(self, name: str, about: str, values: _Histogram) -> Metric:
+        family = HistogramMetricFamily(f"tokenmill:{name}", about, labels=("model_name",))
+        family.add_metric((self._model,), values.buckets(), values.sum)
+        return family
+
+
+class _Histogram:
+    """Values counted by the first of `bounds` that they do not exceed, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Each bound and how many values there are up to it."""
+        return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], itertools.accumulate(self._counts), strict=True))
