@@ -95,12 +95,15 @@ inline void i_store_alternate(uint16_t* p, I a, int second) { for (int l = 0; l 
 template <int R> inline void i_store_blocks(int8_t* const (&p)[R], const I (&q0)[R], const I (&q1)[R], I& half, I& total) {
     half = total = I{};
     for (int r = 0; r < R; ++r) {
+        uint32_t lower = 0, upper = 0;   // unsigned, since what is no number became the least int, and sums of it wrap
         for (int l = 0; l < 16; ++l) {
             p[r][l] = int8_t(q0[r].v[l]);
             p[r][l + 16] = int8_t(q1[r].v[l]);
-            half.v[r] += q0[r].v[l];
-            total.v[r] += q0[r].v[l] + q1[r].v[l];
+            lower += uint32_t(q0[r].v[l]);
+            upper += uint32_t(q1[r].v[l]);
         }
+        half.v[r] = int32_t(lower);
+        total.v[r] = int32_t(lower + upper);
     }
 }
 
