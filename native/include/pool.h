@@ -58,6 +58,9 @@ public:
     // to do, and a thread that comes later need not begin. What a body threw is rethrown here; the pool is idle again either way. Throws
     // std::logic_error when nothing was started.
     void finish();
+    // Has every thread give its CPU away once, when it has no work in its hands: at once if it waits for a job, else before its part in the next
+    // one. To be called when somebody has just been woken who may want a CPU.
+    void give_way() { visits_.fetch_add(1, std::memory_order_relaxed); }
     // Throws std::logic_error between start() and finish().
     void require_idle() const;
 
@@ -73,6 +76,7 @@ private:
     void work(int thread) noexcept;
     bool enter();
     void leave();
+    void let_pass(int thread);
 
     const std::vector<int> cpus_;
     const std::function<void(int)>* body_ = nullptr;
@@ -82,6 +86,8 @@ private:
     alignas(64) Awaited job_;
     alignas(64) Awaited inside_{kClosed};   // other threads that are at the job; kClosed: none may begin any more
     std::atomic<bool> stop_{false};
+    std::atomic<uint32_t> visits_{0};   // calls of give_way()
+    std::vector<uint32_t> let_pass_;    // how many of them each thread has followed
     std::vector<std::thread> workers_;
 };
 

@@ -109,6 +109,7 @@ void Claims::wait() {
 
 Pool::Pool(int threads, std::vector<int> cpus) : cpus_(std::move(cpus)) {
     if (threads < 1) throw std::invalid_argument("[pool] needs at least one thread, not " + std::to_string(threads));
+    let_pass_.resize(threads);
     if (!cpus_.empty() && int(cpus_.size()) != threads) throw std::invalid_argument("[pool] needs a CPU for each of its threads, or none");
     for (int cpu : cpus_)
         if (!OnCpu(cpu).kept()) throw std::invalid_argument("[pool] the system keeps no thread on CPU " + std::to_string(cpu));
@@ -136,7 +137,10 @@ void Pool::end_workers() {
 void Pool::serve(int thread) {
     uint32_t seen = 0;
     while (true) {
-        job_.wait(kIdleSpins, [&](uint32_t job) { return job != seen; });
+        job_.wait(kIdleSpins, [&](uint32_t job) {
+            let_pass(thread);
+            return job != seen;
+        });
         seen = job_.value.load();
         if (stop_.load()) return;
         if (!enter()) continue;
@@ -156,7 +160,15 @@ void Pool::leave() {
     if (inside_.value.fetch_sub(1) == kClosed + 1) inside_.wake();
 }
 
+void Pool::let_pass(int thread) {
+    const uint32_t visits = visits_.load(std::memory_order_relaxed);
+    if (visits == let_pass_[thread]) return;
+    let_pass_[thread] = visits;
+    sched_yield();
+}
+
 void Pool::work(int thread) noexcept {
+    let_pass(thread);
     turn.begin(now(), used());
     try {
         (*body_)(thread);

@@ -54,10 +54,10 @@ class Talk:
         self.engine.add(Generate(request_id=request_id, prompt=prompt, params=SamplingParams(**settings), eos_ids=eos))
 
     def step(self) -> list[SequenceOutput]:
-        outputs = self.engine.step()
-        for output in outputs:
-            self.answers.setdefault((output.request_id, output.choice), Answer()).take(output)
-        return outputs
+        return self._take(self.engine.step())
+
+    def finish_step(self) -> list[SequenceOutput]:
+        return self._take(self.engine.finish_step())
 
     def finish(self) -> dict[tuple[str, int], Answer]:
         """Step until nothing is left; returns what came since the last time."""
@@ -67,6 +67,11 @@ class Talk:
         self.engine.check_integrity()
         answers, self.answers = self.answers, {}
         return answers
+
+    def _take(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+        for output in outputs:
+            self.answers.setdefault((output.request_id, output.choice), Answer()).take(output)
+        return outputs
 
     def ask(self, prompt: list[int], eos: tuple[int, ...] = (), **settings: Any) -> Answer:
         """One request alone."""

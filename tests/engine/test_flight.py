@@ -34,6 +34,9 @@ class Watch:
         self.log.append(f"finish {self.finishes}")
         return result
 
+    def give_way(self):
+        self.runner.give_way()
+
     def _fail(self, where):
         if self.fail_in == where:
             self.fail_in = None
@@ -61,10 +64,11 @@ def test_the_tokens_of_a_step_are_told_when_the_next_one_has_started(talk, watch
 def test_a_caller_may_finish_the_step_first_and_change_what_comes_next(talk, watch):
     talk.add("a", PROMPT, max_tokens=5)
     talk.step()
-    talk.engine.finish_step()
-    talk.engine.finish_step()
+    assert [output.request_id for output in talk.finish_step()] == ["a"]
+    assert talk.finish_step() == []
     talk.add("b", LONG[50:70], max_tokens=1)
-    assert [output.request_id for output in talk.step()] == ["a"]
+    talk.engine.give_way()
+    talk.engine.start_step()
     assert [output.request_id for output in talk.step()] == ["a", "b"]
     assert watch.log[:4] == ["start 1", "finish 1", "start 2", "finish 2"]
     talk.finish()
@@ -135,18 +139,20 @@ def test_one_of_many_that_is_aborted_in_flight_changes_nothing_for_the_others(ta
 def test_an_abort_after_a_step_has_finished_comes_after_its_token(talk):
     talk.add("a", PROMPT)
     talk.step()
-    talk.engine.finish_step()
+    outputs = talk.finish_step()
     talk.engine.abort("a")
-    assert [(len(output.tokens), output.finish_reason) for output in talk.step()] == [(1, None), (0, ABORT)]
+    outputs += talk.step()
+    assert [(len(output.tokens), output.finish_reason) for output in outputs] == [(1, None), (0, ABORT)]
     assert not talk.engine.has_work
 
 
 def test_an_abort_of_what_has_ended_in_the_finished_step_is_late(talk):
     talk.add("a", PROMPT, max_tokens=1)
     talk.step()
-    talk.engine.finish_step()
+    outputs = talk.finish_step()
     talk.engine.abort("a")
-    assert [(len(output.tokens), output.finish_reason) for output in talk.step()] == [(1, LENGTH)]
+    outputs += talk.step()
+    assert [(len(output.tokens), output.finish_reason) for output in outputs] == [(1, LENGTH)]
     assert not talk.engine.has_work
 
 

@@ -99,10 +99,13 @@ class ScriptedEngine:
             if sequence.request.request_id == request_id and choice in (None, sequence.choice):
                 sequence.aborted = reason
 
-    def finish_step(self) -> None:
-        """A step of this engine is over when `step` returns."""
+    def start_step(self) -> None:
+        """Nothing: a step of this engine is done in `finish_step`."""
 
-    def step(self) -> list[SequenceOutput]:
+    def give_way(self) -> None:
+        """It has no threads."""
+
+    def finish_step(self) -> list[SequenceOutput]:
         self._counts["steps"] += 1
         self._fail_as_told(self._counts["steps"])
         if self._script.step_seconds:

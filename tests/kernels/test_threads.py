@@ -132,6 +132,40 @@ def test_a_thread_that_shares_its_cpu_gives_way_between_runs_and_one_that_does_n
     assert (done.returncode, done.stdout) == (0, "")
 
 
+GIVE_WAY = """
+import os, select, sys
+import numpy as np
+from tokenmill.kernels.native import PackedWeight, Pool
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+wake, called = os.pipe()[::-1]
+said, answer = os.pipe()
+if not os.fork():  # one that may not interrupt, but waits for its turn
+    os.close(wake)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    while os.read(called, 1):
+        os.write(answer, b"x")
+    os._exit(0)
+os.close(called)
+pool = Pool(1)
+let_in = 0
+for _ in range(20):
+    os.write(wake, b"x")
+    if sys.argv[1] == "way":
+        pool.give_way()
+    PackedWeight.pack("Q8_0", 32, 32, np.zeros(32 * 34, np.uint8), pool)
+    let_in += bool(select.select([said], [], [], 0)[0])
+    os.read(said, 1)
+print(let_in)
+"""
+
+
+@pytest.mark.parametrize("given", ["way", "no way"])
+def test_a_thread_that_gives_way_lets_in_who_waits_for_its_cpu(given: str) -> None:
+    done = subprocess.run([sys.executable, "-c", GIVE_WAY, given], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) > 10) == (given == "way")
+
+
 TOO_MANY = """
 import resource
 from tokenmill.core.errors import KernelError

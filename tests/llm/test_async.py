@@ -158,7 +158,7 @@ async def test_a_fault_in_the_engine_reaches_every_caller_now_and_later(smollm2_
     def fail(*_: object) -> None:
         raise AssertionError("a frame has two owners")
 
-    monkeypatch.setattr("tokenmill.engine.engine.Engine.step", fail)
+    monkeypatch.setattr("tokenmill.engine.engine.Engine.start_step", fail)
     errors = await asyncio.gather(*(last(stream) for stream in streams), last(llm.generate(FRANCE)), return_exceptions=True)
     for error in errors:
         assert isinstance(error, EngineDied)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from tokenmill.core.messages import Abort, Drain, EngineInfo, Generate, SequenceOutput, Stats
+import pytest
+
+from tokenmill.core.messages import Abort, Drain, EngineInfo, Generate, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason, SamplingParams
 from tokenmill.llm.thread import EngineThread
 from tokenmill.worker import wire
-from tokenmill.worker.main import Worker
+from tokenmill.worker.main import Inbox, Worker
 
 PATIENCE = 60.0
 
@@ -37,16 +41,19 @@ class Notebook:
         self.has_work = False
         self.log.append("abort")
 
-    def finish_step(self) -> None:
-        if not self._started:
-            return
-        self.log.append("finish")
-        self._meanwhile()
-
-    def step(self) -> list[SequenceOutput]:
-        self.log.append("start")
-        self._started = True
+    def finish_step(self) -> list[SequenceOutput]:
+        if self._started:
+            self.log.append("finish")
+            self._meanwhile()
         return []
+
+    def give_way(self) -> None:
+        self.log.append("give-way")
+
+    def start_step(self) -> None:
+        if self.has_work:
+            self.log.append("start")
+            self._started = True
 
     def stats(self) -> Stats:
         raise AssertionError
@@ -56,16 +63,20 @@ class Notebook:
 
 
 REQUEST = Generate(request_id="a", prompt=[1], params=SamplingParams())
-EXPECTED = ["add", "start", "finish", "abort"]
 
 
-def test_a_worker_hears_what_came_during_a_step_before_it_plans_the_next() -> None:
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.stdout.split() == EXPECTED, done.stderr
+def in_a_process(part: Callable[[], None]) -> str:
+    """What `part` prints in a process of its own, as a worker ends its process with its socket."""
+    done = subprocess.run([sys.executable, __file__, part.__name__], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def work() -> None:
-    """What that test's process does; a worker ends its process with its socket."""
+def test_a_worker_tells_what_a_step_gave_gives_way_and_hears_what_came_before_it_plans_the_next() -> None:
+    assert in_a_process(hear).split() == ["add", "start", "finish", "give-way", "abort"]
+
+
+def hear() -> None:
     ours, theirs = socket.socketpair()
 
     def meanwhile() -> None:
@@ -81,6 +92,29 @@ def work() -> None:
     print(*engine.log, flush=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_who_waits_for_messages_is_not_woken_when_the_other_end_takes_one() -> None:
+    assert int(in_a_process(tell_much)) < 10
+
+
+def tell_much() -> None:
+    ours, theirs = socket.socketpair()
+    before = set(os.listdir("/proc/self/task"))
+    Inbox(ours)
+    (inbox,) = set(os.listdir("/proc/self/task")) - before
+
+    def times_slept() -> int:
+        status = Path(f"/proc/self/task/{inbox}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    slept = times_slept()
+    for _ in range(200):
+        wire.send(ours, StepOutput([]))
+        assert wire.receive(theirs)
+        time.sleep(0.0005)  # long enough to be woken and to sleep again
+    print(times_slept() - slept, flush=True)
+
+
 def test_an_engines_thread_does_what_came_during_a_step_before_it_plans_the_next() -> None:
     aborted = threading.Event()
 
@@ -92,9 +126,9 @@ def test_an_engines_thread_does_what_came_during_a_step_before_it_plans_the_next
     thread.call(lambda engine: engine.add(REQUEST))
     assert aborted.wait(PATIENCE)
     thread.close()
-    assert engine.log[: len(EXPECTED)] == EXPECTED
+    assert engine.log[:4] == ["add", "start", "finish", "abort"]
     assert engine.log[-1] == "close"
 
 
 if __name__ == "__main__":
-    work()
+    {part.__name__: part for part in (hear, tell_much)}[sys.argv[1]]()

@@ -82,24 +82,27 @@ class Engine:
         Nothing to do, or nothing finished yet: the empty list. When a step fails its exception is raised, and the engine is as if
         the step had never been started: what it would have computed is planned again.
         """
-        self.finish_step()
+        self._finish()
+        self.start_step()
+        return self._told()
+
+    def finish_step(self) -> list[SequenceOutput]:
+        """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""
+        self._finish()
+        return self._told()
+
+    def give_way(self) -> None:
+        """Have each computing thread give its CPU away once, before it begins with the next step: to be called when somebody has
+        been woken who may want it. If nobody does, it costs a microsecond."""
+        self._runner.give_way()
+
+    def start_step(self) -> None:
+        """The second half of `step`. Nothing may be in flight."""
+        assert self._flight is None, "a step is finished before the next one is started"
         step = self._scheduler.schedule(self._clock.now())
         if step is not None:
             self._flight = self._runner.start(step)
         self._rest()
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-    def finish_step(self) -> None:
-        """Finish the step in flight, if there is one. `step` does it too; this is for a caller that then hears what has arrived
-        in the meantime, so that the next step is planned with it."""
-        if self._flight is None:
-            return
-        flight, self._flight = self._flight, None  # also when it fails
-        result = self._runner.finish(flight, self._generations)
-        self._scheduler.commit(flight.step, result.tokens)
-        self._commit(result)
-        self._steps += 1
 
     def stats(self) -> Stats:
         frames = self._scheduler.kv.counts()
@@ -129,7 +132,19 @@ class Engine:
         for sequence in list(self._generations):
             self.abort(sequence.request_id)
         self.finish_step()
-        self._outputs.clear()
+
+    def _finish(self) -> None:
+        if self._flight is None:
+            return
+        flight, self._flight = self._flight, None  # also when it fails
+        result = self._runner.finish(flight, self._generations)
+        self._scheduler.commit(flight.step, result.tokens)
+        self._commit(result)
+        self._steps += 1
+
+    def _told(self) -> list[SequenceOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _check(self, request: Generate) -> None:
         params = request.params

@@ -67,6 +67,10 @@ class Runner:
         self._tape.start(batch)
         return Flight(step, wanted)
 
+    def give_way(self) -> None:
+        """Between two steps: each thread yields its CPU before it begins with the next one."""
+        self._tape.give_way()
+
     def finish(self, flight: Flight, generations: Generations) -> StepResult:
         """Help until the step is executed: KV of its positions is written. Then turn wanted rows into tokens.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -63,6 +64,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
     ready. Raises the error that made the first load fail, or that ended the attempts to start the engine again.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
+    _interrupt_nobody()
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -101,6 +103,18 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
         await serving
     if isinstance(failure, Exception):
         raise failure
+
+
+def _interrupt_nobody() -> None:
+    """Have this thread wait for a CPU until one is given away or a time slice ends, a few milliseconds at most.
+
+    An engine's thread that is put aside in the middle of its work holds up all its others, but each gives its CPU away
+    whenever the engine has told something (`worker.main`), with nothing in its hands. Processes and threads that are
+    started from here are as usual.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # in a sandbox that forbids it
+            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 async def _work(service: Service, announce: Callable[[EngineInfo], None]) -> None:

@@ -55,6 +55,10 @@ class Pool:
     def threads(self) -> int:
         return self.native.threads
 
+    def give_way(self) -> None:
+        """Have each thread yield its CPU once, when it has no work in its hands. Returns at once."""
+        self.native.give_way()
+
 
 class PackedWeight:
     """A weight matrix [rows, cols] in the form its kernels read (native/include/weight_format.h)."""

@@ -44,6 +44,7 @@ class Tape:
         max_outputs: int,
         n_frames: int,
     ) -> None:
+        self._pool = pool
         shape = program.shape
         widest = max(weights[name].cols for op in program.ops if isinstance(op, Linear) for name in op.weights)
         self._native = _native.Tape(
@@ -100,6 +101,10 @@ class Tape:
         """The logits of other rows of the last finished step, whose activations are still there. Same view as `finish`'s."""
         self._native.rerun(outputs)
         return self._rows(len(outputs))
+
+    def give_way(self) -> None:
+        """Have each of the pool's threads yield its CPU once, before it begins with another step."""
+        self._pool.give_way()
 
     @property
     def kv_bytes(self) -> int:

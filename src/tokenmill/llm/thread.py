@@ -98,10 +98,11 @@ class EngineThread:
     def _run(self, engine: Engine) -> None:
         try:
             while self._wait(engine):
-                engine.finish_step()  # before the calls that have come during it, so that they count in the next
-                while self._calls:
+                outputs = engine.finish_step()
+                while self._calls:  # that have come during it, so that they count in the next
                     _do(engine, *self._calls.popleft())
-                for output in engine.step():
+                engine.start_step()
+                for output in outputs:
                     feed = self._feeds.get(output.request_id)
                     if feed is not None:
                         feed.put(output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -53,9 +54,11 @@ class Engine(Protocol):
 
     def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None: ...
 
-    def finish_step(self) -> None: ...
+    def finish_step(self) -> list[SequenceOutput]: ...
 
-    def step(self) -> list[SequenceOutput]: ...
+    def give_way(self) -> None: ...
+
+    def start_step(self) -> None: ...
 
     def stats(self) -> Stats: ...
 
@@ -67,6 +70,8 @@ class Inbox:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._has_input = select.poll()
+        self._has_input.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
@@ -85,7 +90,7 @@ class Inbox:
     def _read(self) -> None:
         status = 1
         try:
-            while (message := wire.receive(self._sock)) is not None:
+            while (message := self._receive()) is not None:
                 self._messages.put(self._decoder.decode(message))
             status = 0
         except ConnectionError:
@@ -96,6 +101,12 @@ class Inbox:
             # Not sys.exit: the main thread may be inside a long step, or one that never ends.
             sys.stderr.flush()
             os._exit(status)
+
+    def _receive(self) -> bytes | None:
+        # A thread that waits inside recv is woken also when the other end takes what it was sent, since there is room to write
+        # then: once per token, and on a CPU that computes. One that waits for input alone is not.
+        self._has_input.poll()
+        return wire.receive(self._sock)
 
 
 class Worker:
@@ -110,16 +121,18 @@ class Worker:
     def run(self) -> None:
         """Serve until a drain is complete. A stream that ends ends the process, from wherever it is."""
         while True:
-            if not self._engine.has_work:
-                if self._draining:
-                    return
+            if self._engine.has_work:
+                # A step without outputs is told too: it is how the other side knows that the engine moves. Whoever it wakes gets a
+                # CPU now, while no thread has work in its hands for which others would have to wait.
+                self._send(StepOutput(self._engine.finish_step()))
+                self._engine.give_way()
+            elif self._draining:
+                return
+            else:
                 self._handle(self._inbox.wait())
-            self._engine.finish_step()  # before the messages that have come during it, so that they count in the next
             while (message := self._inbox.poll()) is not None:
                 self._handle(message)
-            if self._engine.has_work:
-                # A step without outputs is told too: it is how the other side knows that the engine moves.
-                self._send(StepOutput(self._engine.step()))
+            self._engine.start_step()
 
     def _handle(self, message: ToEngine) -> None:
         match message:
