@@ -110,7 +110,7 @@ def test_the_forward_pass_is_measured_as_json(smollm2_path: Path, tmp_path: Path
 
 
 def test_a_batch_job_prints_a_table(smollm2_path: Path) -> None:
-    args = ["--requests", "2", "--prompt-tokens", "4-8", "--output-tokens", "3", "--threads", "1"]
+    args = ["--requests", "2", "--prompt-tokens", "4-8", "--output-tokens", "24", "--threads", "1"]
     result = bench("throughput", str(smollm2_path), *args)
     assert result.returncode == 0, result.stderr
     assert [line.split()[0] for line in result.stdout.split("offline throughput\n")[1].splitlines()] == [
