@@ -64,6 +64,9 @@ struct SampleScratch {
     std::vector<int32_t> kept;
 };
 
+// What is drawn from a row without a finite maximum: a damaged model's.
+constexpr int32_t kNoToken = -1;
+
 int32_t sample_row(const Kernels& k, const float* logits, int vocabulary, const SampleRow& how, SampleScratch& scratch);
 
 // Log-probability and 0-based rank of a token, and the `n` most likely tokens, of softmax(logits).

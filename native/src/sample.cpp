@@ -71,7 +71,7 @@ int32_t argmax(const Kernels& k, const float* z, int n) {
     const float high = k.row_max(z, n);
     for (int i = 0; i < n; ++i)
         if (z[i] == high) return i;
-    return 0;   // all NaN
+    return 0;   // bias and bans have left nothing above minus infinity
 }
 
 void edit(float* z, const SampleRow& how) {
@@ -216,6 +216,7 @@ void SampleState::note(int32_t token) {
 }
 
 int32_t sample_row(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch) {
+    if (!std::isfinite(k.row_max(logits, n))) return kNoToken;
     const float* z = logits;
     if (!how.seen.empty() || !how.bias.empty() || !how.banned.empty()) {
         scratch.z.assign(logits, logits + n);

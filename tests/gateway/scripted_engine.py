@@ -36,6 +36,8 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     hang_at: int | None = None
     step_seconds: float = 0.0
     refuse: str | None = None
+    broken_at: int | None = None
+    """The token of every answer, counted from 0, for which the model has no finite number."""
     max_model_len: int = 4096
 
     def spent(self) -> bool:
@@ -135,6 +137,9 @@ class ScriptedEngine:
             sequence.scheduled = time.monotonic()
             self._counts["prompt_tokens"] += len(request.prompt)
             return None
+        if len(sequence.made) == self._script.broken_at:
+            output.finish_reason = FinishReason.BROKEN
+            return output
         token = sequence.next_token()
         sequence.made.append(token)
         self._counts["generation_tokens"] += 1

@@ -101,6 +101,19 @@ def test_an_engine_killed_midway_ends_streams_with_an_error_event_and_comes_back
             assert http.post(CHAT, json=ENDLESS | {"max_tokens": 2}).status_code == 200
 
 
+def test_a_model_without_a_next_token_is_a_500_or_ends_a_stream_with_an_error_event() -> None:
+    with serving.scripted(script={"broken_at": 0}) as served, served.http() as http:
+        answer = http.post(CHAT, json=ENDLESS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_broken")
+    with serving.scripted(script={"broken_at": 2}) as served:
+        with streaming(served) as lines:
+            rest = [line for line in lines if line]
+        assert '"model_broken"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert status(served) == (200, "ok")
+        assert served.metric("kv_cache_usage_perc") == 0
+
+
 def test_an_engine_that_dies_before_the_first_token_is_a_plain_503(tmp_path: Path) -> None:
     with serving.scripted(script={"exit_at": 1, "once": str(tmp_path / "spent")}) as served, served.http() as http:
         response = http.post(CHAT, json=ENDLESS | {"stream": True})

@@ -141,6 +141,17 @@ class UnknownArchitecture(ModelFileError):
     code = "unknown_architecture"
 
 
+class ModelBroken(TokenmillError):
+    """The model's numbers have left what floats can hold, so that there is no next token."""
+
+    status = 500
+    type = "model_error"
+    code = "model_broken"
+
+    def __init__(self) -> None:
+        super().__init__("the model gives no finite number for the next token: its file is damaged, or its weights do not fit its architecture")
+
+
 class CatalogueError(TokenmillError):
     """A model could not be fetched, verified or stored."""
 

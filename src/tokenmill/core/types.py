@@ -33,12 +33,14 @@ class Priority(enum.IntEnum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended. `STOP` covers end-of-sequence tokens, stop tokens and stop strings."""
+    """Why a sequence ended. `STOP` covers end-of-sequence tokens, stop tokens and stop strings; `BROKEN` means that the model
+    gave no finite logits, which callers see as the error `ModelBroken`."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_BUDGET = "kv_budget"
+    BROKEN = "broken"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

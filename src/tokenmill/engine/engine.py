@@ -9,6 +9,7 @@ from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
 from tokenmill.core.types import FinishReason
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
+from tokenmill.sampling.sampler import NO_TOKEN
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
@@ -164,23 +165,29 @@ class Engine:
         for sequence, found in result.prompt.items():
             self._generations[sequence].prompt_logprobs.update(found)
         for sequence, token in result.tokens.items():
-            generation = self._generations[sequence]
-            generation.sampler.observe(token)
-            output = self._output(sequence, [token])
-            if sequence in result.logprobs:
-                output.logprobs = [result.logprobs[sequence]]
-            if sequence.params.prompt_logprobs is not None and sequence.n_output == 1:
-                found = generation.prompt_logprobs
-                output.prompt_logprobs = [None, *(found[p] for p in range(1, sequence.prompt_len))]
-            if token in generation.ends:
-                output.finish_reason, output.stop_token = FinishReason.STOP, token
-            elif sequence.n_output == sequence.params.max_tokens:
-                output.finish_reason = FinishReason.LENGTH
+            broken = token == NO_TOKEN
+            output = self._output(sequence, [], FinishReason.BROKEN) if broken else self._extend(sequence, token, result)
             if output.finish_reason is not None:
                 self._scheduler.finish(sequence)
                 del self._generations[sequence]
             self._outputs.append(output)
-        self._generation_tokens += len(result.tokens)
+            self._generation_tokens += len(output.tokens)
+
+    def _extend(self, sequence: Sequence, token: int, result: StepResult) -> SequenceOutput:
+        """What a sequence's new token is, and whether it is the last."""
+        generation = self._generations[sequence]
+        generation.sampler.observe(token)
+        output = self._output(sequence, [token])
+        if sequence in result.logprobs:
+            output.logprobs = [result.logprobs[sequence]]
+        if sequence.params.prompt_logprobs is not None and sequence.n_output == 1:
+            found = generation.prompt_logprobs
+            output.prompt_logprobs = [None, *(found[p] for p in range(1, sequence.prompt_len))]
+        if token in generation.ends:
+            output.finish_reason, output.stop_token = FinishReason.STOP, token
+        elif sequence.n_output == sequence.params.max_tokens:
+            output.finish_reason = FinishReason.LENGTH
+        return output
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(

@@ -15,7 +15,7 @@ from tokenmill.engine.generation import Generation
 from tokenmill.kernels.ops import Batch, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
-from tokenmill.sampling.sampler import Draw, Question, Sampler
+from tokenmill.sampling.sampler import NO_TOKEN, Draw, Question, Sampler
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 
@@ -28,7 +28,7 @@ MAX_OUTPUTS = 64
 
 @dataclass(slots=True)
 class StepResult:
-    """tokens: the new token of each sequence that sampled. logprobs: of those that asked. prompt: log-probabilities of
+    """tokens: the new token of each sequence that sampled, or `NO_TOKEN`. logprobs: of those that asked. prompt: log-probabilities of
     prompt tokens by position."""
 
     tokens: dict[Sequence, int] = field(default_factory=dict)
@@ -119,8 +119,9 @@ class Runner:
             top = params.logprobs if w.token is None else params.prompt_logprobs
             if top is not None and w.sequence in generations:
                 token = result.tokens[w.sequence] if w.token is None else w.token
-                questions.append(Question(i, token, min(top, self._vocab)))
-                asking.append(w)
+                if token != NO_TOKEN:
+                    questions.append(Question(i, token, min(top, self._vocab)))
+                    asking.append(w)
         if not questions:
             return
         for w, answer in zip(asking, self._sampler.likelihoods(logits, questions), strict=True):

@@ -112,7 +112,7 @@ class LLM:
     def _finish(self, requests: list[tuple[Generate, str | None]]) -> list[RequestOutput]:
         with self._serving(requests) as collectors:
             for collector in collectors:
-                while not collector.result.finished:
+                while not collector.finished():
                     self._step()
         return [collector.result for collector in collectors]
 
@@ -121,7 +121,7 @@ class LLM:
             result, shown = collector.result, 0
             choice = result.outputs[0]
             while True:
-                while not result.finished and len(choice.text) == shown:
+                while not collector.finished() and len(choice.text) == shown:
                     self._step()
                 last, new = result.finished, choice.text[shown:]
                 shown += len(new)

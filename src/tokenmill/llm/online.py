@@ -82,10 +82,11 @@ class AsyncLLM:
         feed, collector = Feed(), Collector(request, text, self.tokenizer)
         self._thread.submit(request, feed)
         try:
-            while not collector.result.finished:
+            while not collector.finished():
                 output = await feed.get()
                 if collector.push(output):
                     self._thread.stop(request.request_id, output.choice)
-                yield collector.result
+                if collector.failure is None:
+                    yield collector.result
         finally:
             self._thread.leave(request.request_id)

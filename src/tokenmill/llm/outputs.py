@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.core.errors import ModelBroken
 from tokenmill.core.messages import Generate, SequenceOutput
 from tokenmill.core.types import FinishReason, TokenLogprobs
 from tokenmill.engine.engine import Engine
@@ -69,6 +70,7 @@ class Collector:
     def __init__(self, request: Generate, prompt: str | None, tokenizer: Tokenizer) -> None:
         n, logprobs = request.params.n, request.params.logprobs is not None
         self.request = request
+        self.failure: ModelBroken | None = None
         self._texts = [OutputText(tokenizer, request.params) for _ in range(n)]
         self.result = RequestOutput(
             request.request_id,
@@ -79,8 +81,17 @@ class Collector:
             RequestMetrics(time.monotonic()),
         )
 
+    def finished(self) -> bool:
+        """Whether the result is whole. Raises what ended the request instead."""
+        if self.failure is not None:
+            raise self.failure
+        return self.result.finished
+
     def push(self, output: SequenceOutput) -> bool:
         """Take one output. True: a stop string was found, so the engine should be told to stop the choice."""
+        if output.finish_reason is FinishReason.BROKEN:
+            self.failure = ModelBroken()
+            return False
         text, choice = self._texts[output.choice], self.result.outputs[output.choice]
         if text.finish_reason is not None:
             return False

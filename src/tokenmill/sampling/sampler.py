@@ -16,6 +16,9 @@ from tokenmill.sampling.state import SamplerState
 F32 = npt.NDArray[np.float32]
 
 
+NO_TOKEN = -1
+
+
 class Draw(NamedTuple):
     """Sample from row `row` of the logits, for the token at absolute position `position`."""
 
@@ -39,7 +42,7 @@ class Sampler:
         self._pool = pool
 
     def sample(self, logits: F32, draws: Sequence[Draw]) -> list[int]:
-        """One token per draw. logits: float32 [rows, vocabulary]."""
+        """One token per draw, or `NO_TOKEN` from a row without a finite maximum. logits: float32 [rows, vocabulary]."""
         rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
         return _native.sample(self._pool.native, self._pool.variant, logits, rows, states, positions)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tokenmill.core.clock import Clock, MonotonicClock
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import EngineDied, TokenmillError
+from tokenmill.core.errors import EngineDied, ModelBroken, TokenmillError
 from tokenmill.core.messages import (
     Abort,
     Drain,
@@ -100,7 +100,7 @@ class EngineClient:
     async def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
         """Send requests and yield their outputs as they come, until every choice has had its last.
 
-        Raises the error of the first request that is refused, and `EngineDied` when the connection ends. Whatever is
+        Raises the error of the first request that is refused, `ModelBroken`, and `EngineDied` when the connection ends. Whatever is
         unfinished when the generator ends, is closed or is cancelled is aborted at once. Wrap it in
         `contextlib.aclosing`, as a generator that is merely dropped is closed only later.
         """
@@ -117,6 +117,8 @@ class EngineClient:
                     case SequenceOutput() as output if (output.request_id, output.choice) in feed.open:
                         if output.finish_reason is not None:
                             feed.close(output.request_id, output.choice)
+                        if output.finish_reason is FinishReason.BROKEN:
+                            raise ModelBroken
                         yield output
                     case Failed() as failed:
                         feed.close(failed.request_id, None)
