@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Talk
 from tiny_gguf import TinyModel
 
 from tokenmill.core.types import FinishReason
@@ -22,7 +22,7 @@ def half_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model.write(tmp_path_factory.mktemp("model") / "broken.gguf")
 
 
-def test_a_sequence_without_a_next_token_ends_and_the_others_do_not_notice(half_broken: Path, build: Callable[..., Talk]) -> None:
+def test_a_sequence_without_a_next_token_ends_and_the_others_do_not_notice(half_broken: Path, build: Callable[..., Any]) -> None:
     talk = build(model=half_broken)
     alone = talk.ask([1, 2, 3], logprobs=2)
     talk.add("good", [1, 2, 3], logprobs=2)
@@ -34,7 +34,7 @@ def test_a_sequence_without_a_next_token_ends_and_the_others_do_not_notice(half_
     assert answers["good", 0].logprobs == alone.logprobs
 
 
-def test_every_choice_of_a_broken_request_ends(half_broken: Path, build: Callable[..., Talk]) -> None:
+def test_every_choice_of_a_broken_request_ends(half_broken: Path, build: Callable[..., Any]) -> None:
     talk = build(model=half_broken)
     talk.add("bad", [*range(10, 40), BAD, 5], n=3, temperature=1.0)
     assert {answer.finish_reason for answer in talk.finish().values()} == {FinishReason.BROKEN}

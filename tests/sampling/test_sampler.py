@@ -82,7 +82,8 @@ def random_case(rng, oracle, vocabulary):
     prompt, output, ends = (rng.integers(0, vocabulary, rng.integers(least, most)).tolist() for least, most in ((1, 20), (0, 12), (0, 4)))
     choice = int(rng.integers(0, 128))
     z = oracle.edited(logits, params, prompt, output, ends)
-    return Case(logits, params, choice, prompt, output, ends, oracle.tokens(z, params, choice, len(prompt) + len(output)))
+    right = oracle.tokens(z, params, choice, len(prompt) + len(output)) if np.isfinite(logits.max()) else {NO_TOKEN}
+    return Case(logits, params, choice, prompt, output, ends, right)
 
 
 def sample(pool, cases):
@@ -204,6 +205,7 @@ def test_logits_that_are_no_numbers_neither_crash_nor_hang(pool, share):
         for settings in ({}, {"temperature": 0}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 300, "top_p": 0.5}):
             logits = rng.standard_normal(vocabulary)
             logits[rng.random(vocabulary) < share] = np.nan
+            logits[rng.integers(vocabulary)] = 0.0
             assert 0 <= one(pool, logits, **settings) < vocabulary
 
 

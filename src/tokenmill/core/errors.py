@@ -148,8 +148,9 @@ class ModelBroken(TokenmillError):
     type = "model_error"
     code = "model_broken"
 
-    def __init__(self) -> None:
-        super().__init__("the model gives no finite number for the next token: its file is damaged, or its weights do not fit its architecture")
+    @classmethod
+    def at_next_token(cls) -> ModelBroken:
+        return cls("the model gives no finite number for the next token: its file is damaged, or is not of the architecture that it names")
 
 
 class CatalogueError(TokenmillError):

@@ -90,7 +90,7 @@ class Collector:
     def push(self, output: SequenceOutput) -> bool:
         """Take one output. True: a stop string was found, so the engine should be told to stop the choice."""
         if output.finish_reason is FinishReason.BROKEN:
-            self.failure = ModelBroken()
+            self.failure = ModelBroken.at_next_token()
             return False
         text, choice = self._texts[output.choice], self.result.outputs[output.choice]
         if text.finish_reason is not None:

@@ -118,7 +118,7 @@ class EngineClient:
                         if output.finish_reason is not None:
                             feed.close(output.request_id, output.choice)
                         if output.finish_reason is FinishReason.BROKEN:
-                            raise ModelBroken
+                            raise ModelBroken.at_next_token()
                         yield output
                     case Failed() as failed:
                         feed.close(failed.request_id, None)
