@@ -57,9 +57,9 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
         SMOL,
         [
             Change(
-                "for (int i = 0; i < tile.slots; ++i, at += tile.n, x += tile.n)",
-                "if (tile.n < 3) { at += (tile.slots - 1) * tile.n; x += (tile.slots - 1) * tile.n; }"
-                "for (int i = 0; i < tile.slots; ++i, at += tile.n < 3 ? -tile.n : tile.n, x += tile.n < 3 ? -tile.n : tile.n)",
+                "for (int i = 0; i < tile.slots; ++i, ++at, ++x)",
+                "const int step = R < 3 ? -1 : 1; if (step < 0) { at += tile.slots - 1; x += tile.slots - 1; }"
+                "for (int i = 0; i < tile.slots; ++i, at += step, x += step)",
             )
         ],
     ),
@@ -77,8 +77,8 @@ FAULTS: dict[str, tuple[str, list[Change]]] = {
         GEMMA,
         [
             Change(
-                "sum = f_add(sum, bf16_widen(bits));",
-                "float straight[16], turned[16]; f_store(straight, bf16_widen(bits));"
+                "sum = f_add(sum, store_bf16(&t.p[r][i], p));",
+                "float straight[16], turned[16]; f_store(straight, store_bf16(&t.p[r][i], p));"
                 "for (int l = 0; l < 16; ++l) turned[l] = straight[l ^ (l > 7 && to % 2)]; "
                 "sum = f_add(sum, f_load(turned));",
             )
