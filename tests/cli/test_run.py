@@ -167,6 +167,18 @@ def test_input_that_is_not_utf8_is_refused(model: str) -> None:
     assert b"not valid Unicode" in result.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_one_message(model: str, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([*COMMAND, model, FRANCE, *SHORT, *options], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "tokenmill: the output could not be written: No space left on device\n")
+
+
+def test_a_closed_standard_output_is_told_before_the_model_is_loaded() -> None:
+    result = subprocess.run([*COMMAND, "nowhere", FRANCE], stderr=subprocess.PIPE, text=True, preexec_fn=lambda: os.close(1))
+    assert (result.returncode, result.stderr) == (1, "tokenmill: standard output is closed: there is nowhere to write the answer to\n")
+
+
 def test_a_closed_standard_input_is_no_prompt(model: str) -> None:
     result = subprocess.run([*COMMAND, model], preexec_fn=lambda: os.close(0), capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr.split(":")[1]) == (1, " there is no prompt, and standard input is closed")

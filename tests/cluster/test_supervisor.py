@@ -91,6 +91,14 @@ async def test_between_two_engines_requests_are_refused(tmp_path: Path) -> None:
             _ = one.client
 
 
+async def test_the_log_says_what_killed_an_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async with started() as one:
+        for restarts in range(1, 6):
+            os.kill(one.info.pid, signal.SIGKILL)
+            await until_ready(one, restarts=restarts)
+    assert [r.message for r in caplog.records if "process" in r.message] == ["the engine process was ended by signal 9 (Killed)"] * 5
+
+
 async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one_serves(tmp_path: Path) -> None:
     policy = RestartPolicy(first_delay=0.01, ask_every=0.05, stalled_after=0.2, killed_after=0.3)
     async with started(policy, hang_at=2, once=str(tmp_path / "spent")) as one:
@@ -147,7 +155,7 @@ async def test_work_that_outlasts_the_drain_fails_and_the_process_is_gone() -> N
         running = asyncio.create_task(ask(one, ignore_eos=True))
         await one.client.stats()
         await one.stop(0.05)
-        with pytest.raises(EngineDied):
+        with pytest.raises(Unavailable, match="shut down before"):
             await running
         assert gone(pid)
 

@@ -146,6 +146,7 @@ TEXT_CASES: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"logprobs": 21}, None, "logprobs", "between 0 and 20"),
     ({"logprobs": True}, "invalid_type", "logprobs", "got bool"),
     ({"best_of": 2}, "unsupported_field", "best_of", "send 1"),
+    ({"best_of": True}, "unsupported_field", "best_of", "send 1"),
     ({"suffix": "x"}, "unsupported_field", "suffix", "leave it out"),
     ({"messages": []}, "unknown_field", "messages", "not a field"),
 ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -56,6 +57,13 @@ def test_answers_are_the_same_alone_and_in_a_batch(llm: LLM) -> None:
         [alone] = llm.generate(prompt, own)
         assert together.prompt == prompt
         assert together.outputs == alone.outputs
+
+
+def test_threads_share_one_model(llm: LLM) -> None:
+    prompts = [f"The number after {n} is" for n in range(6)]
+    alone = [text_of(llm, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(lambda prompt: text_of(llm, prompt), prompts)) == alone
 
 
 def test_a_repeated_prompt_is_found_in_the_cache_and_answered_the_same(llm: LLM) -> None:

@@ -45,7 +45,7 @@ def test_lengths_are_read_as_typed(text: str, lengths: Lengths) -> None:
     assert Lengths.parse(text, "--prompt-tokens", SHAREGPT_PROMPT) == lengths
 
 
-@pytest.mark.parametrize("text", ["", "0", "9-3", "-4", "x", "4-", "sharegp", "1.5"])
+@pytest.mark.parametrize("text", ["", "0", "9-3", "-4", "x", "4-", "sharegp", "1.5", "99999999"])
 def test_bad_lengths_name_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--prompt-tokens is '.*LOW-HIGH"):
         Lengths.parse(text, "--prompt-tokens", SHAREGPT_PROMPT)

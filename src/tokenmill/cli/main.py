@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from typing import Annotated, Any
 
@@ -76,3 +78,9 @@ def main() -> None:
         app(prog_name="tokenmill")
     except TokenmillError as error:
         sys.exit(f"tokenmill: {error}")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        # What standard output still holds would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(f"tokenmill: the output could not be written: {error.strerror}")

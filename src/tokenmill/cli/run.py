@@ -83,6 +83,8 @@ def command(
     params = options.sampling(max_tokens, temperature, top_p, top_k, seed, stop).with_seed()
     if raw and (system is not None or chat_template is not None):
         raise InvalidRequest(f"--raw uses no chat template: leave out {'--system' if system is not None else '--chat-template'}")
+    if sys.stdout is None:
+        raise InvalidRequest("standard output is closed: there is nowhere to write the answer to")
     text = read_prompt(prompt)
     with options.open_model(model, chat_template, threads, cpus, max_model_len) as llm:
         chats = llm.can_chat and not raw

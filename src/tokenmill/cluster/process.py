@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import os
 import signal
 import socket
 import sys
@@ -23,6 +25,9 @@ class WorkerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, client: EngineClient) -> None:
         self._process = process
+        # A signal to the process's number could meet another process, and asyncio's own way takes the exit status of one that has
+        # ended from whoever waits for it.
+        self._handle = io.FileIO(os.pidfd_open(process.pid))
         self.client = client
 
     @classmethod
@@ -54,12 +59,14 @@ class WorkerProcess:
             raise EngineDied(f"the engine process {how} while it was loading {config.model}: its log says why") from None
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle.fileno(), signal.SIGKILL)
 
     async def wait(self) -> int:
         """The exit status (a signal's number negated), once the process is gone."""
         status = await self._process.wait()
+        self._handle.close()
         await self.client.close()
         return status
 

@@ -138,7 +138,10 @@ class Supervisor:
             async with asyncio.timeout(timeout):
                 await worker.client.wait_ended()
         except TimeoutError:
-            log.warning("the engine did not finish within %g s: it is killed", timeout)
+            log.warning("the time to finish is over, but the engine has work: it is killed")
+            await worker.client.close(
+                Unavailable("the server shut down before the answer was complete: send the request again, elsewhere or later")
+            )
         finally:
             worker.kill()
             await worker.wait()

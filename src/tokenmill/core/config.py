@@ -84,7 +84,9 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.memory_budget_gb is not None and not 0 < self.memory_budget_gb < 1e6:
-            raise ConfigError(f"memory_budget_gb is {self.memory_budget_gb}, but must be above 0", param="memory_budget_gb")
+            raise ConfigError(
+                f"memory_budget_gb is {self.memory_budget_gb}, but must be above 0 and below 1000000", param="memory_budget_gb"
+            )
         if self.per_request_budget_gb is not None:
             raise NotBuiltYet("kv_cache_config.per_request_budget_gb is not built yet: leave it out", param="per_request_budget_gb")
 

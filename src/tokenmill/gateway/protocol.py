@@ -32,9 +32,17 @@ class JSONProtocol(H11Protocol):
 
 
 class Connection(h11.Connection):
-    """h11's, but the chunks of a body are framed here: they change none of its states, and a stream sends one per token."""
+    """h11's, but a body of two lengths is refused, and the chunks of a body are framed here: they change none of its states, and a
+    stream sends one per token."""
 
     _in_chunks = False
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if type(event) is h11.Request and {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+            # A proxy that believes the other one would see another request begin (RFC 9112, 6.1).
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event
 
     def send(self, event: h11.Event) -> Any:
         if self._in_chunks and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:

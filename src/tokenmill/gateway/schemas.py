@@ -187,8 +187,13 @@ def refuse_unserved(request: msgspec.Struct, where: str = "") -> None:
         elif name == "messages":
             for index, message in enumerate(value):
                 refuse_unserved(message, f"messages[{index}].")
-        elif (name in _NEUTRAL or name in _NOT_BUILT) and value not in _NEUTRAL.get(name, ()):
+        elif (name in _NEUTRAL or name in _NOT_BUILT) and not _asks_for_nothing(value, name):
             raise _unserved(where + name, name)
+
+
+def _asks_for_nothing(value: Any, name: str) -> bool:
+    # true equals 1, and false 0
+    return any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL.get(name, ()))
 
 
 def _unserved(path: str, name: str) -> InvalidRequest:

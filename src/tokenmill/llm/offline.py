@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,7 +28,7 @@ class LLM:
     folder. chat_template: `chatml` or the path of a Jinja file, instead of the model's own. settings: those of
     `EngineConfig`, as keywords; an unknown one raises `ConfigError` naming the nearest.
 
-    Not thread-safe (`AsyncLLM` is). Use it as a context manager, or call `close`, to give its memory back.
+    Threads may share it: their requests run side by side. Use it as a context manager, or call `close`, to give its memory back.
     """
 
     def __init__(self, model: str | os.PathLike[str], *, chat_template: str | None = None, **settings: Any) -> None:
@@ -37,6 +38,7 @@ class LLM:
         self.info = self._engine.info
         self._frontend = Frontend(config, self.info, chosen)
         self._collectors: dict[str, Collector] = {}
+        self._lock = threading.RLock()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -89,13 +91,15 @@ class LLM:
 
     def get_kv_cache_stats(self) -> dict[str, Any]:
         """Counters of the KV cache: frames of 8 tokens by state, bytes per token, prefix hits, evictions, preemptions."""
-        return kv_cache_stats(self._running)
+        with self._turn():
+            return kv_cache_stats(self._running)
 
     def close(self) -> None:
         """Free the weights and the KV pool. The object is of no use afterwards."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        with self._turn():
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
 
     def __enter__(self) -> LLM:
         return self
@@ -135,22 +139,28 @@ class LLM:
         engine = self._running
         collectors = [Collector(request, text, self.tokenizer) for request, text in requests]
         try:
-            with interrupts_held():
+            with self._turn():
                 for collector in collectors:
                     engine.add(collector.request)
                     self._collectors[collector.request.request_id] = collector
             del engine  # a suspended generator must not keep a closed engine's memory
             yield collectors
         finally:
-            with interrupts_held():
+            with self._turn():
                 for request, _ in requests:
                     self._collectors.pop(request.request_id, None)
                     if self._engine is not None:
                         self._engine.abort(request.request_id)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine for this thread alone, undisturbed. A generator that garbage collection ends may be inside its own thread's turn."""
+        with self._lock, interrupts_held():
+            yield
+
     def _step(self) -> None:
-        engine = self._running
-        with interrupts_held():
+        with self._turn():
+            engine = self._running
             for output in engine.step():
                 collector = self._collectors.get(output.request_id)
                 if collector is not None and collector.push(output):

@@ -25,6 +25,9 @@ looked show large often together asked house world going want school important u
 WORDS = tuple(_TEXT.split())
 """Common words, one token each in the vocabularies of most models."""
 
+MOST = 2**20
+"""Tokens in a prompt: no position is above that (docs/numerics.md)."""
+
 SHORTEST, LONGEST = 4, 1024
 """Of the ShareGPT-like mix: what benchmarks usually cut the data set to."""
 
@@ -54,8 +57,8 @@ class Lengths:
             return mix
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= low <= high:
-            raise ConfigError(f"{option} is {text!r}, but must be a number of tokens, LOW-HIGH, or sharegpt", param=option)
+        if not 1 <= low <= high <= MOST:
+            raise ConfigError(f"{option} is {text!r}, but must be a number of tokens up to {MOST}, LOW-HIGH, or sharegpt", param=option)
         return cls(low, high)
 
     def draw(self, rng: np.random.Generator) -> int:

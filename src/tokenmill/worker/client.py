@@ -162,9 +162,9 @@ class EngineClient:
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    async def close(self) -> None:
-        """End the connection, and with it the engine process."""
-        self._end()
+    async def close(self, why: TokenmillError | None = None) -> None:
+        """End the connection, and with it the engine process. Requests in flight raise `why`, or `EngineDied`."""
+        self._end(why)
         self._stream.transport.close()
 
     def _send(self, message: EngineConfig | ToEngine) -> None:
@@ -194,12 +194,12 @@ class EngineClient:
                 if not self._loaded.done():
                     self._loaded.set_result(info)
 
-    def _end(self) -> None:
+    def _end(self, why: TokenmillError | None = None) -> None:
         self._ended.set()
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(_died_loading())
         for feed in set(self._feeds.values()):
-            feed.queue.put_nowait(_died())
+            feed.queue.put_nowait(why or _died())
         self._feeds.clear()
         while self._stats:
             asked = self._stats.popleft()
