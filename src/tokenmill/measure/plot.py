@@ -68,14 +68,15 @@ def require_matplotlib() -> None:
 
 
 def draw(pictures: Sequence[Picture], path: Path) -> None:
-    """Write the pictures side by side into one PNG file."""
+    """Write the pictures side by side into one PNG file, which is empty of no pictures."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(pictures), figsize=(7 * len(pictures), 5), squeeze=False, layout="constrained")
-    for picture, ax in zip(pictures, axes[0], strict=True):
+    places = max(1, len(pictures))
+    figure, axes = pyplot.subplots(1, places, figsize=(7 * places, 5), squeeze=False, layout="constrained")
+    for picture, ax in zip(pictures, axes[0], strict=False):
         match picture:
             case Chart():
                 _lines(picture, ax)
