@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
@@ -23,7 +24,7 @@ from tokenmill.kernels.tape import Tape
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.loader import load
+from tokenmill.models.loader import Model, load
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler
@@ -32,15 +33,32 @@ CHECK_VARIABLE = "TOKENMILL_CHECK"
 """Environment variable: 1 checks every frame's owner whenever an engine is idle (slow; tests set it)."""
 
 
-def build_engine(config: EngineConfig) -> Engine:
-    """Load the model and reserve its memory. Raises `ModelFileError`, `ConfigError` or `KernelError`."""
-    started = time.monotonic()
+class Loaded(NamedTuple):
+    """A model in memory, the threads that compute it, and its file's digest: what engines of different settings can share."""
+
+    pool: Pool
+    model: Model
+    digest: Future[bytes]
+
+
+def load_model(config: EngineConfig) -> Loaded:
+    """Raises `ModelNotFound`, `ModelFileError` or `KernelError`."""
     path = Path(config.model)
     if not path.exists():
         raise ModelNotFound(f"there is no model file or folder {config.model!r}", param="model")
     digest = _digest_beside(path)
     pool = Pool(config.threads, cpus=config.cpus)
-    model = load(path, pool)
+    return Loaded(pool, load(path, pool), digest)
+
+
+def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None) -> Engine:
+    """Load the model and reserve its memory. Raises `ModelFileError`, `ConfigError` or `KernelError`.
+
+    loaded: the model if it is in memory already; of several engines that share it one can be in a step at a time. sampler: who
+    turns logits into tokens; a measurement gives one that keeps them.
+    """
+    started = time.monotonic()
+    pool, model, digest = loaded or load_model(config)
     token_bytes = _kv_bytes_per_token(model.program)
     capacity = plan_capacity(config, model.config.context, token_bytes, available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
@@ -70,7 +88,7 @@ def build_engine(config: EngineConfig) -> Engine:
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
-    runner = Runner(tape, kv, Sampler(pool), model.config.vocab)
+    runner = Runner(tape, kv, sampler or Sampler(pool), model.config.vocab)
     return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), check_when_idle=os.environ.get(CHECK_VARIABLE) == "1")
 
 

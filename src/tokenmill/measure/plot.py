@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenmill.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -32,32 +36,94 @@ class Chart:
     log_y: bool = False
 
 
+@dataclass(frozen=True)
+class Bars:
+    """For each group a bar of each series. values: by series, one number per group; None leaves a gap."""
+
+    title: str
+    y_label: str
+    groups: Sequence[str]
+    values: Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Shares between 0 and 1, each written into its cell. values: by row, one number per column; None leaves the cell empty."""
+
+    title: str
+    x_label: str
+    y_label: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+
+
+Picture = Chart | Bars | HeatMap
+
+
 def require_matplotlib() -> None:
     """Raise `ConfigError` saying how to install it, before anything is measured in vain."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'tokenmill[plot]'", param="plot")
 
 
-def draw(charts: Sequence[Chart], path: Path) -> None:
-    """Write the charts side by side into one PNG file."""
+def draw(pictures: Sequence[Picture], path: Path) -> None:
+    """Write the pictures side by side into one PNG file, which is empty of no pictures."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(charts), figsize=(7 * len(charts), 5), squeeze=False, layout="constrained")
-    for chart, ax in zip(charts, axes[0], strict=True):
-        for line in chart.lines:
-            marker = None if line.dashed or len(line.xs) > 32 else "."
-            ax.plot(line.xs, line.ys, linestyle="--" if line.dashed else "-", marker=marker, label=line.label)
-        if chart.log_x:
-            ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
-        if chart.log_y:
-            ax.set_yscale("log")
-        ax.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-        ax.grid(alpha=0.3)
-        if chart.lines:
-            ax.legend(fontsize="small")
+    places = max(1, len(pictures))
+    figure, axes = pyplot.subplots(1, places, figsize=(7 * places, 5), squeeze=False, layout="constrained")
+    for picture, ax in zip(pictures, axes[0], strict=False):
+        match picture:
+            case Chart():
+                _lines(picture, ax)
+            case Bars():
+                _bars(picture, ax)
+            case HeatMap():
+                _heat_map(picture, ax)
     figure.savefig(path, format="png", dpi=120)
     pyplot.close(figure)
+
+
+def _lines(chart: Chart, ax: Axes) -> None:
+    from matplotlib import ticker
+
+    for line in chart.lines:
+        marker = None if line.dashed or len(line.xs) > 32 else "."
+        ax.plot(line.xs, line.ys, linestyle="--" if line.dashed else "-", marker=marker, label=line.label)
+    if chart.log_x:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
+    if chart.log_y:
+        ax.set_yscale("log")
+    ax.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    ax.grid(alpha=0.3)
+    if chart.lines:
+        ax.legend(fontsize="small")
+
+
+def _bars(bars: Bars, ax: Axes) -> None:
+    width = 0.8 / max(1, len(bars.values))
+    for i, (label, values) in enumerate(bars.values.items()):
+        at = [group + (i + 0.5) * width - 0.4 for group in range(len(bars.groups))]
+        ax.bar(at, [float("nan") if value is None else value for value in values], width, label=label)
+    ax.set_xticks(range(len(bars.groups)), bars.groups, rotation=30, ha="right", fontsize="small")
+    ax.set(title=bars.title, ylabel=bars.y_label)
+    ax.grid(alpha=0.3, axis="y")
+    if bars.values:
+        ax.legend(fontsize="small")
+
+
+def _heat_map(heat: HeatMap, ax: Axes) -> None:
+    cells = [[float("nan") if value is None else value for value in row] for row in heat.values]
+    if cells:
+        ax.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    for y, row in enumerate(heat.values):
+        for x, value in enumerate(row):
+            ax.text(x, y, "" if value is None else f"{value:.2f}", ha="center", va="center", fontsize="small")
+    ax.set_xticks(range(len(heat.columns)), heat.columns)
+    ax.set_yticks(range(len(heat.rows)), heat.rows)
+    ax.set(title=heat.title, xlabel=heat.x_label, ylabel=heat.y_label)

@@ -67,8 +67,12 @@ class Ceilings(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """A benchmark's result, as `--json` writes it. tables: rows by the table's name; see docs/benchmarking.md."""
+    """A benchmark's result, as `--json` writes it. tables: rows by the table's name; see docs/benchmarking.md.
 
+    family: the command it belongs to, `bench` or `eval`.
+    """
+
+    family: str = "bench"
     benchmark: str
     command: list[str]
     version: str
@@ -85,17 +89,24 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=False):
     tables: dict[str, list[Row]] = {}
 
     @classmethod
-    def begin(cls, benchmark: str, command: list[str], settings: dict[str, Value | list[int]]) -> Report:
+    def begin(cls, benchmark: str, command: list[str], settings: dict[str, Value | list[int]], family: str = "bench") -> Report:
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(
-            benchmark=benchmark, command=command, version=__version__, started=started, machine=Machine.here(), settings=settings, tables={}
+            family=family,
+            benchmark=benchmark,
+            command=command,
+            version=__version__,
+            started=started,
+            machine=Machine.here(),
+            settings=settings,
+            tables={},
         )
 
     def heading(self) -> str:
         """The facts above the tables."""
         machine = self.machine
         what = " at ".join(part for part in (self.model, self.url) if part) or "random weights"
-        lines = [f"tokenmill {self.version} bench {self.benchmark}: {what}"]
+        lines = [f"tokenmill {self.version} {self.family} {self.benchmark}: {what}"]
         where = f" on CPUs {self.cpus}" if self.cpus else ""
         compute = "" if self.threads is None else f"; {self.threads} threads{where}, {self.kernels} kernels"
         lines.append(f"{machine.cpu}, {machine.cpus} CPUs, {machine.memory / 2**30:.0f} GiB{compute}")

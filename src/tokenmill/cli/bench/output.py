@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.bench.options import note
 from tokenmill.core.errors import ConfigError
-from tokenmill.measure.plot import Chart, draw, require_matplotlib
+from tokenmill.measure.plot import Picture, draw, require_matplotlib
 from tokenmill.measure.report import Report, Table
 
 SECRETS = ("--api-key",)
@@ -34,7 +34,7 @@ class Output:
             require_matplotlib()
 
     @contextmanager
-    def of(self, report: Report, tables: Callable[[], Sequence[Table]], charts: Callable[[], Sequence[Chart]]) -> Iterator[None]:
+    def of(self, report: Report, tables: Callable[[], Sequence[Table]], charts: Callable[[], Sequence[Picture]]) -> Iterator[None]:
         """Measure inside; what has been measured is told at the end, and at Ctrl-C too (exit status 130)."""
         try:
             yield

@@ -1,0 +1,1 @@
+"""What a KV format or a sparsification level costs in quality: likelihoods, retrieval, tasks (docs/evaluation.md)."""

@@ -1,0 +1,166 @@
+"""A sentence hidden in a long text among others like it, and the question that asks for it. Pure.
+
+After "needle in a haystack" tests, with distractors: to answer, the model must look the asked vault up; that there are codes in the
+text, or where one stands, is not enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.core.errors import ConfigError
+from tokenmill.measure.plot import HeatMap
+from tokenmill.measure.quality.variants import REFERENCE
+from tokenmill.measure.report import Column, Row, Table, Value
+
+COLOURS = ("blue", "red", "green", "yellow", "white", "black", "silver", "golden", "purple", "orange")
+DISTRACTORS = 4
+INTRODUCTION = "Read this text. The access codes of some vaults are mentioned in it."
+QUESTION = "What is the access code of the {} vault? Answer with the number only."
+NEEDLE = "The access code of the {} vault is {}."
+ANSWER_TOKENS = 16
+MARGIN = 64
+"""Tokens for the chat template and for lines that are a little longer together than apart."""
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question. length: tokens of the prompt, about. depth: where the needle stands, percent of the text. blind: the same prompt
+    without the needle."""
+
+    length: int
+    depth: int
+    prompt: str
+    blind: str
+    code: str
+
+    def is_answered_by(self, text: str) -> bool:
+        """Whether the first number in the answer is the code."""
+        found = re.search(r"\d+", text)
+        return found is not None and found[0] == self.code
+
+
+class Haystack:
+    """The lines of a text and their token counts."""
+
+    def __init__(self, text: str, count: Callable[[str], int]) -> None:
+        self._lines = text.splitlines()
+        self._sizes = [count(line + "\n") for line in self._lines]
+        self._count = count
+
+    def sample(self, length: int, depth: int, rng: np.random.Generator) -> Sample:
+        """Hide a needle and its distractors in a stretch of the text, all drawn by `rng`. Raises `ConfigError` if it is too short."""
+        colours = rng.choice(COLOURS, DISTRACTORS + 1, replace=False)
+        codes = rng.choice(np.arange(1000, 10000), DISTRACTORS + 1, replace=False)
+        needles = [NEEDLE.format(colour, code) for colour, code in zip(colours, codes, strict=True)]
+        question = QUESTION.format(colours[0])
+        spent = sum(map(self._count, [*needles, INTRODUCTION, question]))
+        lines = self._stretch(length - MARGIN - spent, rng)
+        places = [round(depth / 100 * len(lines)), *rng.integers(0, len(lines) + 1, DISTRACTORS).tolist()]
+        hidden = sorted(zip(places, needles, strict=True))
+        text, blind = _insert(lines, hidden), _insert(lines, [pair for pair in hidden if pair[1] != needles[0]])
+        return Sample(length, depth, _ask(text, question), _ask(blind, question), str(codes[0]))
+
+    def _stretch(self, tokens: int, rng: np.random.Generator) -> list[str]:
+        """Consecutive lines of that many tokens, from a place drawn by `rng`; the text is taken as a ring."""
+        if not 0 < tokens <= sum(self._sizes):
+            raise ConfigError(
+                f"--lengths: a text of {tokens} tokens is wanted around the needles, but lengths must leave at least 1 and the texts "
+                f"have {sum(self._sizes)}",
+                param="--lengths",
+            )
+        at, taken = int(rng.integers(len(self._lines))), 0
+        lines = []
+        while (taken := taken + self._sizes[at]) <= tokens:
+            lines.append(self._lines[at])
+            at = (at + 1) % len(self._lines)
+        return lines
+
+
+def draw_samples(haystack: Haystack, lengths: Sequence[int], depths: Sequence[int], each: int, seed: int) -> list[Sample]:
+    """`each` questions in every cell of the grid. A cell's questions do not depend on what other cells there are."""
+    return [
+        haystack.sample(length, depth, np.random.default_rng([seed, length, depth, number]))
+        for length in lengths
+        for depth in depths
+        for number in range(each)
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a variant made of a question."""
+
+    variant: str
+    sample: Sample
+    right: bool
+
+
+def needle_table(depths: Sequence[int]) -> Table:
+    columns = (
+        Column("variant", "KV"),
+        Column("length", "length"),
+        Column("questions", "questions"),
+        *(Column(f"depth_{depth}", f"at {depth}%", 1, 2) for depth in depths),
+        Column("score", "score", 1, 3),
+        Column("difference", "diff", 1, 3),
+    )
+    return Table("needle", "share of right answers by length and depth", columns)
+
+
+def needle_rows(results: Sequence[Result], depths: Sequence[int]) -> list[Row]:
+    """By variant and length; a variant's last row is over all lengths."""
+    rows: list[Row] = []
+    reference: dict[Value, float] = {}
+    for variant in dict.fromkeys(result.variant for result in results):
+        own = [result for result in results if result.variant == variant]
+        lengths = list(dict.fromkeys(result.sample.length for result in own))
+        groups: list[tuple[Value, list[Result]]] = [(n, [r for r in own if r.sample.length == n]) for n in lengths]
+        for length, group in [*groups, (ALL, own)] if len(groups) > 1 else groups:
+            score = _share(group)
+            assert score is not None, "a group has results"
+            if variant == REFERENCE.name:
+                reference[length] = score
+            by_depth = {f"depth_{depth}": _share([r for r in group if r.sample.depth == depth]) for depth in depths}
+            difference = None if variant == REFERENCE.name else score - reference[length]
+            head: Row = {"variant": variant, "length": length, "questions": len(group)}
+            rows.append(head | by_depth | {"score": score, "difference": difference})
+    return rows
+
+
+def needle_pictures(table: Table, depths: Sequence[int]) -> list[HeatMap]:
+    """A map for each variant."""
+    pictures = []
+    for variant in dict.fromkeys(row["variant"] for row in table.rows):
+        rows = [row for row in table.rows if row["variant"] == variant and row["length"] != ALL]
+        cells = [[_number(row[f"depth_{depth}"]) for row in rows] for depth in depths]
+        lengths = [str(row["length"]) for row in rows]
+        pictures.append(HeatMap(str(variant), "tokens", "depth", lengths, [f"{depth}%" for depth in depths], cells))
+    return pictures
+
+
+def _insert(lines: Sequence[str], hidden: Sequence[tuple[int, str]]) -> str:
+    """hidden: (number of lines before it, sentence), ascending."""
+    parts, done = [], 0
+    for place, sentence in hidden:
+        parts += [*lines[done:place], "", sentence, ""]
+        done = place
+    return "\n".join([*parts, *lines[done:]])
+
+
+def _ask(text: str, question: str) -> str:
+    return f"{INTRODUCTION}\n\n{text}\n\n{question}"
+
+
+def _share(results: Sequence[Result]) -> float | None:
+    return sum(result.right for result in results) / len(results) if results else None
+
+
+def _number(value: Value) -> float | None:
+    return None if value is None else float(value)

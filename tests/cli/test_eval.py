@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tokenmill.cli.eval import tasks
+from tokenmill.cli.main import app
+from tokenmill.core.errors import ConfigError, TokenmillError
+from tokenmill.measure.quality.prompts import Task
+from tokenmill.measure.report import Report
+from tokenmill.weights.catalogue import resolve
+
+
+def evaluate(*args: object) -> Report:
+    result = CliRunner().invoke(app, ["eval", *map(str, args), "--json", "-"])
+    assert result.exit_code == 0, result.output
+    return msgspec.json.decode(result.stdout, type=Report)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["perplexity", "m", "--kv", "int8"], "--kv is 'int8', but must be bf16 or KEY/VALUE[:GROUP][:plain]"),
+        (["agreement", "m", "--sparse", "topk_heads:0.7"], "--sparse needs --budget-mb"),
+        (["tasks", "m", "--budget-mb", "9"], "--budget-mb has no part without --sparse"),
+        (["needle", "m", "--depths", "101"], "--depths is '101', but must be numbers between 0 and 100"),
+        (["needle", "m", "--lengths", "9"], "--lengths is '9', but must be numbers between 256"),
+        (["perplexity", "m", "--file", "/no/such/text"], "/no/such/text cannot be read as a text"),
+        (["perplexity", "m", "--plot", "x.svg"], "--plot writes PNG"),
+        (["perplexity", "no-such-model"], "unknown model 'no-such-model'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_in_a_line(args: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["eval", *args])
+    assert isinstance(result.exception, TokenmillError), result.output
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["perplexity", "agreement", "needle", "tasks"])
+def test_what_the_engine_refuses_is_told_before_a_model_is_looked_for(name: str) -> None:
+    result = CliRunner().invoke(app, ["eval", name, "no-such-model", "--sparse", "no_such_strategy:0.5", "--budget-mb", "64"])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert "attention" in str(result.exception)
+
+
+def test_perplexity_of_the_reference_is_that_of_the_model(smollm2_path: Path) -> None:
+    found = evaluate("perplexity", smollm2_path, "--tokens", 512, "--window", 256)
+    assert (found.family, found.benchmark, found.kernels is not None) == ("eval", "perplexity", True)
+    rows = {row["text"]: row for row in found.tables["perplexity"]}
+    assert {text: (row["variant"], row["tokens"], row["increase"]) for text, row in rows.items()} == {
+        "english": ("bf16", 510, None),
+        "python": ("bf16", 510, None),
+        "all": ("bf16", 1020, None),
+    }
+    # a model that saw its text shuffled, or predicted the wrong position, would be far above a hundred
+    assert 2 < float(rows["english"]["perplexity"] or 0) < 40
+    assert 2 < float(rows["python"]["perplexity"] or 0) < 40
+
+
+def test_agreement_reads_ones_own_text(smollm2_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    chart = tmp_path / "chart.png"
+    found = evaluate("agreement", smollm2_path, "--file", file, "--tokens", 128, "--window", 64, "--plot", chart)
+    assert [(row["text"], row["tokens"], row["kl"]) for row in found.tables["agreement"]] == [("own.txt", 126, None)]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_short_needle_is_asked_for_with_and_without_it(smollm2_path: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "chart.png"
+    found = evaluate("needle", smollm2_path, "--lengths", "300,400", "--depths", "50", "--each", 2, "--blind", "--plot", chart)
+    rows = [(row["variant"], row["length"], row["questions"]) for row in found.tables["needle"]]
+    assert rows == [(name, n, q) for name in ("bf16", "bf16, needle left out") for n, q in ((300, 2), (400, 2), ("all", 4))]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tasks_compare_answers(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Task("copying", "Repeat this number and nothing else: 7", 4, ("7",)), Task("english", "Name three fruits.", 8)]
+    monkeypatch.setattr(tasks, "all_tasks", lambda seed: asked)
+    monkeypatch.setattr(tasks, "find_similarity", lambda: None)
+    found = evaluate("tasks", smollm2_path)
+    assert [(row["kind"], row["variant"], row["prompts"], row["same"]) for row in found.tables["tasks"]] == [
+        ("copying", "bf16", 1, None),
+        ("english", "bf16", 1, None),
+    ]
+
+
+@pytest.mark.heavy
+def test_the_needle_proves_something(tmp_path: Path) -> None:
+    """Whole attention finds it, and nobody guesses it."""
+    found = evaluate("needle", resolve("qwen2.5-coder:1.5b"), "--lengths", "1024,4096", "--depths", "10,50,90", "--each", 4, "--blind")
+    scores = {row["variant"]: float(row["score"] or 0) for row in found.tables["needle"] if row["length"] == "all"}
+    assert scores["bf16"] >= 0.9
+    assert scores["bf16, needle left out"] <= 0.1
