@@ -176,6 +176,8 @@ class Engine:
                 output.finish_reason, output.stop_token = FinishReason.STOP, token
             elif sequence.n_output == sequence.params.max_tokens:
                 output.finish_reason = FinishReason.LENGTH
+            elif sequence.over_budget:
+                output.finish_reason = FinishReason.KV_BUDGET
             if output.finish_reason is not None:
                 self._scheduler.finish(sequence)
                 del self._generations[sequence]
