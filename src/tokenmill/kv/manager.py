@@ -351,6 +351,7 @@ class KVManager:
 
     def _give_up(self, holding: Holding, number: int, start: int, stop: int) -> None:
         """The rule's groups have a hole at [start, stop); what that makes available counts as promised as far as it still is to come."""
+        self._cache.advance()
         gained = self._leave(holding, number, start, stop)
         for group in self._followers[number].groups:
             holding.tables[group].punch(start, stop)

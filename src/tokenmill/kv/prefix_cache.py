@@ -100,6 +100,10 @@ class PrefixCache:
         offers = zip(self._companions, companions, strict=True)
         return Found(end, kept, [list(map(known.put, kept, offered)) for known, offered in offers])
 
+    def advance(self) -> None:
+        """What becomes idle from here on was used later than all that is idle."""
+        self._tree.tick += 1
+
     def leave(self, rule: int, keys: Sequence[int]) -> int:
         """The caller no longer looks at the rule's frames of these keys; returns how many frames became idle."""
         return self._rules[rule].groups * self._companions[rule].unref(keys, self._tree.tick)

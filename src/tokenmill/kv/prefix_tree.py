@@ -79,7 +79,7 @@ MISS = PrefixHit(0, 0, 0)
 
 class PrefixTree:
     """See the module. n_frames: frames in the tree; n_live, n_shared: those of them that are referenced, and by several.
-    tick: counts releases; what became idle at a higher one was used later."""
+    tick: what became idle at a higher one was used later; each release is one."""
 
     def __init__(self) -> None:
         self.n_frames = 0
