@@ -14,7 +14,6 @@ from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import PrefixHit
 
-Key = tuple[str, tuple[int, ...]]
 HEADS, POSITIONS = SparsePolicy("topk_heads", sinks=16), SparsePolicy("topk_positions", sinks=8)
 MODELS: list[tuple[list[Retention], SparsePolicy | None]] = [
     ([Whole(), Window(20), Window(20)], None),
@@ -30,6 +29,15 @@ def manager(rules: list[Retention], n_frames: int, policy: SparsePolicy | None =
     return KVManager(groups, n_frames, BlockManagerConfig(**config), policy)  # type: ignore[arg-type]
 
 
+class Key:
+    """A salt and tokens that end with a frame; there is one object for each."""
+
+    def __init__(self, salt: str, tokens: tuple[int, ...], parent: Key | None) -> None:
+        self.salt = salt
+        self.tokens = tokens
+        self.parent = parent
+
+
 class Running:
     """What the twin knows of a sequence."""
 
@@ -41,6 +49,7 @@ class Running:
         self.sparse = False
         self.streams = False
         self.dropped: set[int] = set()
+        self.keys: list[Key] = []
 
     def holds(self, rule: Retention, frame: int) -> bool:
         """Whether a frame of computed positions is held."""
@@ -73,12 +82,19 @@ class Twin:
         self.keys: dict[Key, int] = {}  # every prefix that the tree has, and when it was last in use
         self.used: list[dict[Key, int]] = [{} for _ in self.rules]  # when somebody last held that frame
         self.running: dict[int, Running] = {}
+        self.names: dict[tuple[str, tuple[int, ...]], Key] = {}
         self.texts = [[rng.randint(1, 2) for _ in range(200)] for _ in range(3)]
         self.time = 0
         self.done = {"hit": 0, "split": 0, "evict": 0, "sparsify": 0}
 
     def prefix(self, one: Running, frame: int) -> Key:
-        return one.salt, tuple(one.tokens[: FRAME * (frame + 1)])
+        while len(one.keys) <= frame:
+            tokens = tuple(one.tokens[: FRAME * (len(one.keys) + 1)])
+            one.keys.append(self.key(one.salt, tokens, one.keys[-1] if one.keys else None))
+        return one.keys[frame]
+
+    def key(self, salt: str, tokens: tuple[int, ...], parent: Key | None) -> Key:
+        return self.names.setdefault((salt, tokens), Key(salt, tokens, parent))
 
     def live(self) -> tuple[set[Key], list[dict[Key, int]]]:
         """The keys in use, and per group how many sequences hold each frame."""
@@ -95,7 +111,8 @@ class Twin:
 
     def hit(self, tokens: list[int], salt: str, limit: int | None) -> PrefixHit:
         most = min(len(tokens) - 1, len(tokens) if limit is None else limit) // FRAME
-        keys = [(salt, tuple(tokens[: FRAME * (frame + 1)])) for frame in range(most)]
+        asked = Running(tokens, salt, 0)
+        keys = [self.prefix(asked, frame) for frame in range(most)]
         there = next((at for at, key in enumerate(keys) if key not in self.keys), most)
         live, held = self.live()
         for end in range(there if self.shares else 0, -1, -1):
@@ -144,10 +161,12 @@ class Twin:
         if len(one.tokens) - one.computed <= 0:
             one.tokens += [self.rng.randint(1, 2) for _ in range(self.rng.randint(1, 9))]
         step = min(len(one.tokens), one.computed + self.rng.randint(1, 60))
+        evicted = self.kv.n_evictions
         available, missing = self.kv.available, self.kv.missing(seq_id, len(one.tokens), step)
         enough = self.kv.reserve(seq_id, len(one.tokens), step, keep=self.rng.randint(0, 20))
         assert enough == (missing <= available)
-        self.see_what_was_evicted()
+        if self.kv.n_evictions > evicted:
+            self.see_what_was_evicted()
         if not enough:
             self.release(seq_id)
             return
@@ -157,7 +176,7 @@ class Twin:
         if self.shares and not one.sparse:
             for frame in range(one.shared, step // FRAME):
                 key = self.prefix(one, frame)
-                self.done["split"] += any(k[0] == key[0] and k[1][: len(key[1]) - FRAME] == key[1][:-FRAME] and k != key for k in self.keys)
+                self.done["split"] += any(other.parent is key.parent and other is not key for other in self.keys)
                 self.keys[key] = self.time
                 for group in range(len(self.rules)):
                     self.cache[group].setdefault(key, own[group][frame])
@@ -206,24 +225,26 @@ class Twin:
         """It was idle, nothing builds on it, and nothing that was idle for longer is still there."""
         there: set[Key] = set()
         followers: list[set[Key]] = [set() for _ in self.rules]
-        paths: dict[int, tuple[int, ...]] = {}
+        paths: dict[int, Key] = {}
         for salt, _, node in self.kv._cache._tree.nodes():
-            tokens = paths.get(id(node.parent), ())
+            key = paths.get(id(node.parent))
+            run = tuple(memoryview(bytes(node.key)).cast("i"))
             for at, number in enumerate(node.frames):
-                tokens += tuple(memoryview(bytes(node.key)).cast("i")[at * FRAME : (at + 1) * FRAME])
-                there.add((salt, tokens))
+                key = self.key(salt, (key.tokens if key else ()) + run[at * FRAME : (at + 1) * FRAME], key)
+                there.add(key)
                 for rule, companions in zip(self.kv._followers, self.kv._cache._companions, strict=True):
                     for group in rule.groups:
                         if number in companions:
-                            followers[group].add((salt, tokens))
+                            followers[group].add(key)
                 if self.lead is not None:
-                    followers[self.lead].add((salt, tokens))
-            paths[id(node)] = tokens
+                    followers[self.lead].add(key)
+            if key:
+                paths[id(node)] = key
         live, held = self.live()
         gone_keys = self.keys.keys() - there
         assert not gone_keys & live
         assert there == self.keys.keys() - gone_keys, "the tree has what was never put there"
-        assert all((salt, tokens[:-FRAME]) in there for salt, tokens in there if len(tokens) > FRAME)
+        assert all(key.parent in there for key in there if key.parent)
         ages: list[int] = [self.keys[key] for key in gone_keys]
         for group in range(len(self.rules)):
             gone = self.cache[group].keys() - followers[group]
@@ -237,7 +258,7 @@ class Twin:
         if ages:
             self.done["evict"] += 1
             idle = [self.used[g][k] for g in range(len(self.rules)) if g != self.lead for k in self.cache[g].keys() - held[g].keys()]
-            inner = {(salt, tokens[:-FRAME]) for salt, tokens in there}
+            inner = {key.parent for key in there}
             idle += [self.keys[key] for key in there - live - inner]
             assert not idle or max(ages) <= min(idle), "something older was passed over"
 
