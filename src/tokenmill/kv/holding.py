@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokenmill.core.types import FRAME
-from tokenmill.kv.groups import Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
 from tokenmill.kv.prefix_cache import Rule
 from tokenmill.kv.prefix_tree import Node
 from tokenmill.kv.table import PageTable
@@ -47,6 +47,8 @@ class Holding:
 
     def lacks(self, goal: int, step: int) -> list[int]:
         """Frames that each table lacks to have `goal` frames of positions, or `step` where it slides."""
+        if step == goal:
+            return [goal - table.n_frames if goal > table.n_frames else 0 for table in self.tables]
         return [max((step if slides else goal) - table.n_frames, 0) for table, slides in zip(self.tables, self.slides, strict=True)]
 
 
@@ -76,3 +78,12 @@ class Follower(NamedTuple):
         """The keys of the shared frames that a sequence has of this rule, by runs."""
         for start, stop in holding.tables[self.groups[0]].held(0, holding.shared):
             yield holding.keys.frames(start, stop)
+
+
+def find_followers(groups: Sequence[KVGroup], lead: int | None) -> list[Follower]:
+    """The rules of all groups but the leading one."""
+    rules: dict[Retention, list[int]] = {}
+    for number, group in enumerate(groups):
+        if number != lead:
+            rules.setdefault(group.retention, []).append(number)
+    return [Follower(rule, tuple(numbers)) for rule, numbers in rules.items()]

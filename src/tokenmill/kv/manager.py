@@ -28,8 +28,8 @@ from tokenmill.kv.buddy import BuddyAllocator
 from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
 from tokenmill.kv.counts import KVCounts, KVUse
 from tokenmill.kv.footprint import Footprint, frames_for
-from tokenmill.kv.groups import KVGroup, Retention, Whole, Window, check_groups
-from tokenmill.kv.holding import Follower, Holding
+from tokenmill.kv.groups import KVGroup, Whole, Window, check_groups
+from tokenmill.kv.holding import Follower, Holding, find_followers
 from tokenmill.kv.integrity import find_owners
 from tokenmill.kv.policy import page_frames
 from tokenmill.kv.prefix_cache import PrefixCache
@@ -55,7 +55,7 @@ class KVManager:
         self._footprint = Footprint.of(groups)
         self._ladders: dict[int, Ladder] = {}
         self._lead = self._leader()
-        self._followers = self._find_followers()
+        self._followers = find_followers(self.groups, self._lead)
         self._windowed = tuple(isinstance(group.retention, Window) for group in groups)
         self._pool = BuddyAllocator(n_frames)
         self._cache = PrefixCache([follower.rule for follower in self._followers], leads=self._lead is not None)
@@ -172,7 +172,7 @@ class KVManager:
         """
         holding = self._holdings[seq_id]
         goal = frames_for(n_tokens)
-        lacks = holding.lacks(goal, goal if step is None else frames_for(step))
+        lacks = holding.lacks(goal, goal if step is None or step == n_tokens else frames_for(step))
         need = sum(lacks)
         available = self.available
         if need > available + holding.promise:
@@ -273,13 +273,6 @@ class KVManager:
             return None
         return next((number for number, group in enumerate(self.groups) if isinstance(group.retention, Whole)), None)
 
-    def _find_followers(self) -> list[Follower]:
-        rules: dict[Retention, list[int]] = {}
-        for number, group in enumerate(self.groups):
-            if number != self._lead:
-                rules.setdefault(group.retention, []).append(number)
-        return [Follower(rule, tuple(numbers)) for rule, numbers in rules.items()]
-
     def _extend(self, table: PageTable, lacks: int, spare: int, context: int) -> int:
         """Append at least the frames that a table lacks, and at most `spare` more; returns how many."""
         left = lacks
@@ -303,10 +296,7 @@ class KVManager:
         """Offer the frames [shared, stop) of every group to the prefix cache."""
         start = holding.shared
         own = holding.keys.frames(start, stop) if self._lead is not None else None
-        offered = [
-            list(zip(*(holding.tables[group].frames(start, stop) for group in follower.groups), strict=True))
-            for follower in self._followers
-        ]
+        offered = [self._columns(holding, follower, start, stop) for follower in self._followers] if self._followers else []
         kept = self._cache.extend(holding.node, tokens[start * FRAME : stop * FRAME], own, offered)
         holding.node = kept.node
         holding.shared = stop
@@ -315,10 +305,15 @@ class KVManager:
                 holding.keys.append(first, count)
         elif own != kept.keys:
             self._exchange(holding.keys, start, own, kept.keys)
-        for follower, mine, theirs in zip(self._followers, offered, kept.companions, strict=True):
+        for number, mine in enumerate(offered):
+            theirs = kept.companions[number]
             if mine != theirs:
-                for number, group in enumerate(follower.groups):
-                    self._exchange(holding.tables[group], start, [each[number] for each in mine], [each[number] for each in theirs])
+                for at, group in enumerate(self._followers[number].groups):
+                    self._exchange(holding.tables[group], start, [each[at] for each in mine], [each[at] for each in theirs])
+
+    def _columns(self, holding: Holding, follower: Follower, start: int, stop: int) -> list[tuple[int, ...]]:
+        """Per frame of positions in [start, stop), the rule's frames."""
+        return list(zip(*(holding.tables[group].frames(start, stop) for group in follower.groups), strict=True))
 
     def _exchange(self, table: PageTable, start: int, own: list[int], kept: list[int]) -> None:
         """Go on with the cache's frames; free those of the table's own that it did not take."""

@@ -129,7 +129,7 @@ class _Planner:
             sequence = self.running[at]
             target, covered = sequence.target, self.kv.covered(sequence.id)
             if target > covered and (step := self._step(sequence, sequence.computed)) > covered:
-                tokens = self._run(sequence, target)
+                tokens = target if step == target else self._run(sequence, target)
                 need = self.kv.missing(sequence.id, tokens, step)
                 while need > self.available and len(self.running) > max(at, 1):
                     self._preempt_last()
@@ -198,8 +198,8 @@ class _Planner:
         self.plan.work.append(Work(sequence, start, count, samples, sparse, sequence.weighs(start)))
 
     def _step(self, sequence: Sequence, start: int) -> int:
-        """The most positions of a sequence that a step computes."""
-        return min(sequence.stop(start), start + self.limits.chunk)
+        """Up to which position a step computes a sequence at most."""
+        return start + 1 if sequence.target == start + 1 else min(sequence.stop(start), start + self.limits.chunk)
 
     def _run(self, sequence: Sequence, goal: int) -> int:
         """The positions up to which it gets frames at once: its goal, or the next point of its budget."""

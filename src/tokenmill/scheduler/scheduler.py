@@ -155,10 +155,10 @@ class Scheduler:
 
     def _reserve(self, wishes: list[Reservation]) -> None:
         """A sequence with a budget takes no larger pages than it needs; others leave a frame per running sequence and group."""
-        later = sum(wish.need for wish in wishes)
+        later, rest = sum(wish.need for wish in wishes), self.n_running * self.kv.n_groups
         for sequence, n_tokens, step, need in wishes:
             later -= need
-            keep = self.kv.n_frames if sequence.ladder is not None else later + self.n_running * self.kv.n_groups
+            keep = self.kv.n_frames if sequence.ladder is not None else later + rest
             done = self.kv.reserve(sequence.id, n_tokens, step, keep)
             assert done, f"the plan promised {need} frames to {sequence.id}, but {self.kv.available} are available"
 
