@@ -32,7 +32,7 @@ def prompt(n_tokens: int) -> list[int]:
 
 
 def manager(n_frames: int = FRAMES) -> KVManager:
-    return KVManager([KVGroup("whole", Whole(), (0,))], n_frames, BlockManagerConfig())
+    return KVManager([KVGroup("whole", Whole(), ((0, 0),))], n_frames, BlockManagerConfig())
 
 
 def microseconds(work: Callable[[], object], repeat: int) -> float:

@@ -101,14 +101,15 @@ def a_hit_reaches_one_frame_too_far(engine: Engine, patch: Patch) -> None:
     def further(tokens: Sequence[int], found: int) -> bool:
         return 0 < found < (len(tokens) - 1) // FRAME
 
-    def match_further(tokens: Sequence[int], salt: str) -> PrefixHit:
-        hit = match(tokens, salt)
-        return PrefixHit(hit.frames + further(tokens, hit.frames), hit.idle)
+    def match_further(tokens: Sequence[int], salt: str, limit: int | None) -> PrefixHit:
+        hit = match(tokens, salt, limit)
+        more = further(tokens, hit.frames)
+        return PrefixHit(hit.frames + more, hit.idle, hit.held + more)
 
-    def acquire_further(seq_id: Any, tokens: Sequence[int], salt: str, reuse: bool = True) -> int:
-        found = acquire(seq_id, tokens, salt, reuse)
+    def acquire_further(seq_id: Any, tokens: Sequence[int], salt: str, limit: int | None) -> int:
+        found = acquire(seq_id, tokens, salt, limit)
         if further(tokens, found // FRAME):
-            kv.table(seq_id).append(*kv._pool.allocate(1))
+            kv.tables(seq_id)[0].append(*kv._pool.allocate(1))
             return found + FRAME
         return found
 
@@ -119,8 +120,8 @@ def a_hit_reaches_one_frame_too_far(engine: Engine, patch: Patch) -> None:
 def cache_serves_another_salts_prefix(engine: Engine, patch: Patch) -> None:
     kv = engine._scheduler.kv
     match, acquire = kv.match, kv.acquire
-    patch.setattr(kv, "match", lambda tokens, salt: match(tokens, ""))
-    patch.setattr(kv, "acquire", lambda seq_id, tokens, salt, reuse=True: acquire(seq_id, tokens, "", reuse))
+    patch.setattr(kv, "match", lambda tokens, salt, limit: match(tokens, "", limit))
+    patch.setattr(kv, "acquire", lambda seq_id, tokens, salt, limit: acquire(seq_id, tokens, "", limit))
 
 
 ROOMY, TINY = Setting(chunk_size=100), Setting(frames=20)

@@ -7,10 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME
+from tokenmill.kv.footprint import frames_for
 from tokenmill.kv.groups import KVGroup, Whole
-from tokenmill.kv.manager import KVManager, frames_for
+from tokenmill.kv.manager import KVManager
 
-GROUPS = [KVGroup("whole", Whole(), (0, 1))]
+GROUPS = [KVGroup("whole", Whole(), ((0, 0), (1, 0)))]
 Key = tuple[str, tuple[int, ...]]
 
 
@@ -18,9 +19,9 @@ def manager(n_frames: int, **config: object) -> KVManager:
     return KVManager(GROUPS, n_frames, BlockManagerConfig(**config))  # type: ignore[arg-type]
 
 
-def run(kv: KVManager, seq_id: object, tokens: list[int], salt: str = "", reuse: bool = True) -> int:
+def run(kv: KVManager, seq_id: object, tokens: list[int], salt: str = "", limit: int | None = None) -> int:
     """Admit, compute and commit a whole prompt; return how much of it was reused."""
-    computed = kv.acquire(seq_id, tokens, salt, reuse)
+    computed = kv.acquire(seq_id, tokens, salt, limit)
     assert kv.reserve(seq_id, len(tokens))
     kv.commit(seq_id, tokens, len(tokens))
     kv.check_integrity()
@@ -71,14 +72,14 @@ class Machine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.sequences)))
 
-    @rule(body=frames_of_tokens, tail=tails, salt=st.sampled_from(["", "x"]), reuse=st.booleans())
-    def acquire(self, body: list[tuple[int, ...]], tail: list[int], salt: str, reuse: bool) -> None:
+    @rule(body=frames_of_tokens, tail=tails, salt=st.sampled_from(["", "x"]), limit=st.none() | st.integers(0, 50))
+    def acquire(self, body: list[tuple[int, ...]], tail: list[int], salt: str, limit: int | None) -> None:
         tokens = [token for frame in body for token in frame] + tail
         found = self.expected_hit(tokens, salt)
-        assert self.kv.match(tokens, salt) == (len(found), sum(not self.live(key) for key in found))
-        found = found if reuse else []
-        assert self.kv.acquire(self.next_id, tokens, salt, reuse) == len(found) * FRAME < len(tokens)
-        assert self.kv.table(self.next_id).frames(0, len(found)) == [self.tree[key] for key in found]
+        assert self.kv.match(tokens, salt) == (len(found), sum(not self.live(key) for key in found), len(found))
+        found = found if limit is None else found[: limit // FRAME]
+        assert self.kv.acquire(self.next_id, tokens, salt, limit) == len(found) * FRAME < len(tokens)
+        assert self.kv.tables(self.next_id)[0].frames(0, len(found)) == [self.tree[key] for key in found]
         self.sequences[self.next_id] = NaiveSequence(tokens, salt, len(found))
         self.next_id += 1
 
@@ -88,9 +89,9 @@ class Machine(RuleBasedStateMachine):
         seq_id = self.pick(data)
         n_tokens = len(self.sequences[seq_id].tokens) + extra
         before, covered, evicted = self.kv.counts(), self.kv.covered(seq_id), self.kv.n_evictions
-        table = self.kv.table(seq_id).frames(0, covered // FRAME)
+        table = self.kv.tables(seq_id)[0].frames(0, covered // FRAME)
         need = max(0, frames_for(n_tokens) - covered // FRAME)
-        done = self.kv.reserve(seq_id, n_tokens, keep)
+        done = self.kv.reserve(seq_id, n_tokens, keep=keep)
         assert done == (need <= before.free + before.cached)
         taken = (self.kv.covered(seq_id) - covered) // FRAME
         if not done:
@@ -99,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         assert taken >= need
         assert taken == need or before.free + before.cached - taken >= keep, "a larger page ate frames that were to be kept"
         assert taken < need + 8 or not need
-        assert self.kv.table(seq_id).frames(0, covered // FRAME) == table, "reserving changed the frames before"
+        assert self.kv.tables(seq_id)[0].frames(0, covered // FRAME) == table, "reserving changed the frames before"
         gone = self.kv.n_evictions - evicted
         assert gone <= max(0, need + 7 - before.free)
         assert not gone or need
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
 
     def forget_evicted(self, count: int) -> None:
         """Which prefixes went is the tree's business (its own tests say which); they were idle, and nothing builds on them."""
-        held = {frame for _, _, node in self.kv._tree.nodes() for frame in node.frames}
+        held = {frame for _, _, node in self.kv._cache._tree.nodes() for frame in node.frames}
         gone = [key for key, frame in self.tree.items() if frame not in held]
         assert len(gone) == count
         for key in gone:
@@ -122,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         sequence = self.sequences[seq_id]
         limit = min(len(sequence.tokens), self.kv.covered(seq_id))
         computed = data.draw(st.integers(sequence.computed, max(limit, sequence.computed)))
-        own = self.kv.table(seq_id).frames(0, computed // FRAME)
+        own = self.kv.tables(seq_id)[0].frames(0, computed // FRAME)
         self.kv.commit(seq_id, sequence.tokens, computed)
         sequence.computed = computed
         if self.shares:
@@ -130,7 +131,7 @@ class Machine(RuleBasedStateMachine):
             for key, frame in zip(keys, own, strict=True):
                 self.tree.setdefault(key, frame)
             sequence.shared = len(keys)
-            assert self.kv.table(seq_id).frames(0, len(keys)) == [self.tree[key] for key in keys]
+            assert self.kv.tables(seq_id)[0].frames(0, len(keys)) == [self.tree[key] for key in keys]
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=tails)
@@ -188,7 +189,7 @@ def test_a_running_sequence_shares_its_full_frames_at_once() -> None:
     kv.reserve("a", 40)
     kv.commit("a", tokens, 20)
     assert kv.acquire("b", tokens, "") == 16
-    assert kv.table("a").frames(0, 2) == kv.table("b").frames(0, 2)
+    assert kv.tables("a")[0].frames(0, 2) == kv.tables("b")[0].frames(0, 2)
 
 
 def test_two_that_computed_the_same_end_with_one_copy() -> None:
@@ -202,7 +203,7 @@ def test_two_that_computed_the_same_end_with_one_copy() -> None:
     kv.commit("b", tokens, 24)
     kv.check_integrity()
     assert kv.n_held == 3
-    assert kv.table("a").frames(0, 3) == kv.table("b").frames(0, 3)
+    assert kv.tables("a")[0].frames(0, 3) == kv.tables("b")[0].frames(0, 3)
 
 
 def test_a_refused_reservation_changes_nothing() -> None:
@@ -225,7 +226,7 @@ def test_a_fragmented_pool_gives_smaller_pages_rather_than_refusing() -> None:
         kv.release(name)
     kv.acquire("b", [99], "")
     assert kv.reserve("b", 8 * FRAME)
-    assert (len(kv.table("b").first), kv.available) == (8, 0)
+    assert (len(kv.tables("b")[0].first), kv.available) == (8, 0)
     kv.check_integrity()
 
 
@@ -246,7 +247,7 @@ def test_reuse_off_computes_everything_but_still_ends_in_the_tree() -> None:
     kv = manager(16)
     tokens = list(range(24))
     run(kv, "a", tokens)
-    assert run(kv, "b", tokens, reuse=False) == 0
+    assert run(kv, "b", tokens, limit=0) == 0
     assert kv.n_held == 3
 
 
@@ -275,7 +276,7 @@ def test_a_long_prompt_in_a_fresh_pool_is_one_extent() -> None:
     kv = manager(128)
     kv.acquire("a", [1] * 800, "")
     kv.reserve("a", 800)
-    assert (len(kv.table("a").first), kv.table("a").n_frames) == (1, 100)
+    assert (len(kv.tables("a")[0].first), kv.tables("a")[0].n_frames) == (1, 100)
 
 
 def test_a_leaked_frame_fails_the_integrity_check() -> None:
@@ -290,7 +291,7 @@ def test_a_frame_with_two_owners_fails_the_integrity_check() -> None:
     for name in "ab":
         kv.acquire(name, [1], "")
         kv.reserve(name, 1)
-    kv.table("b").replace(0, kv.table("a").frames(0, 1))
+    kv.tables("b")[0].replace(0, kv.tables("a")[0].frames(0, 1))
     with pytest.raises(AssertionError, match="belongs to"):
         kv.check_integrity()
 

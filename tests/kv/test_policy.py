@@ -44,7 +44,7 @@ def test_a_tight_pool_never_gives_more_than_need_and_spare() -> None:
 
 def test_block_size_sets_the_pages_that_a_growing_sequence_takes() -> None:
     for block_size in (8, 16, 32, 64):
-        manager = KVManager([KVGroup("all", Whole(), (0,))], 64, BlockManagerConfig(block_size=block_size))
+        manager = KVManager([KVGroup("all", Whole(), ((0, 0),))], 64, BlockManagerConfig(block_size=block_size))
         manager.acquire("a", [1, 2, 3], "")
         manager.reserve("a", 4)
         assert manager.covered("a") == block_size

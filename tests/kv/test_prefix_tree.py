@@ -77,7 +77,9 @@ def test_random_use_agrees_with_a_dict_of_prefixes(seed: int) -> None:
             tokens = random_tokens(rng)
             found = twin.match(tokens, salt)
             hit = tree.match(tokens, salt)
-            assert hit == (len(found), sum(not twin.live(key) for key in found)), f"seed {seed}"
+            assert hit == (len(found), sum(not twin.live(key) for key in found), len(found)), f"seed {seed}"
+            keys, live = tree.find(tokens, salt)
+            assert (len(keys), len(keys) - live) == hit[:2], f"seed {seed}"
             node, frames = tree.acquire(tokens, salt)
             assert frames == [twin.frame[key] for key in found], f"seed {seed}"
             held.append((node, tokens[: len(found) * FRAME], salt))

@@ -5,7 +5,9 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from tokenmill.core.types import FRAME, SamplingParams
-from tokenmill.kv.prefix_tree import PrefixHit
+from tokenmill.kv.budget import Ladder
+from tokenmill.kv.footprint import frames_for
+from tokenmill.kv.prefix_tree import MISS, PrefixHit
 from tokenmill.scheduler.plan import Limits, Plan, plan
 from tokenmill.scheduler.sequence import Sequence
 
@@ -23,11 +25,21 @@ class Frames:
     def covered(self, seq_id: Hashable) -> int:
         return self.covers[seq_id]
 
+    @property
+    def n_groups(self) -> int:
+        return 1
+
+    def missing(self, seq_id: Hashable, n_tokens: int, step: int) -> int:
+        return max(0, frames_for(n_tokens) - self.covers[seq_id] // FRAME)
+
+    def fresh(self, hit: PrefixHit, goal: int, chunk: int, ladder: Ladder | None) -> int:
+        return frames_for(goal) - hit.frames
+
     def releasable(self, seq_id: Hashable) -> int:
         return self.yields.get(seq_id, 0)
 
-    def match(self, tokens: Ordered[int], salt: str) -> PrefixHit:
-        return self.hits.get(tokens[0], PrefixHit(0, 0))
+    def match(self, tokens: Ordered[int], salt: str, limit: int | None) -> PrefixHit:
+        return self.hits.get(tokens[0], MISS)
 
 
 def sequence(
@@ -107,20 +119,20 @@ def test_admission_leaves_a_spare_frame_per_running_sequence() -> None:
 
 def test_a_prompt_alone_may_use_the_whole_pool() -> None:
     decision = plan([sequence("x", 31)], [], LIMITS, Frames(available=4))
-    assert [(s.request_id, n) for s, n in decision.reserve] == [("x", 32)]
+    assert [(s.request_id, n) for s, n, *_ in decision.reserve] == [("x", 32)]
 
 
 def test_reused_frames_cost_nothing_when_held_and_themselves_when_idle() -> None:
     kv = Frames(available=4)
     batch = [running(kv, "a", 20)]
-    kv.hits[ord("x")] = PrefixHit(frames=7, idle=0)
+    kv.hits[ord("x")] = PrefixHit(frames=7, idle=0, held=7)
     assert work(plan([sequence("x", 60)], batch, LIMITS, kv))[-1] == ("x", 56, 4, True)  # 8 - 7 + 1 spare
-    kv.hits[ord("x")] = PrefixHit(frames=7, idle=3)
+    kv.hits[ord("x")] = PrefixHit(frames=7, idle=3, held=7)
     assert names(plan([sequence("x", 60)], batch, LIMITS, kv).admit) == []
 
 
 def test_a_sequence_that_may_not_reuse_is_planned_from_zero() -> None:
-    kv = Frames(hits={ord("x"): PrefixHit(4, 0)})
+    kv = Frames(hits={ord("x"): PrefixHit(4, 0, 4)})
     assert work(plan([sequence("x", 60, reuse=False)], [], LIMITS, kv)) == [("x", 0, 60, True)]
 
 
@@ -131,7 +143,7 @@ def test_growth_preempts_the_youngest_of_the_lowest_priority() -> None:
     assert names(decision.preempt) == ["c"]
     assert names(decision.admit) == [], "a step that preempts for growth admits nobody"
     assert [w[0] for w in work(decision)] == ["a", "b"]
-    assert [(s.request_id, n) for s, n in decision.reserve] == [("a", 17)]
+    assert [(s.request_id, n) for s, n, *_ in decision.reserve] == [("a", 17)]
 
 
 def test_the_youngest_preempts_itself_rather_than_an_elder() -> None:
@@ -198,7 +210,7 @@ def test_siblings_wait_for_the_first_choice_and_others_pass() -> None:
 
 
 def test_a_follower_is_admitted_when_the_leader_computes_nothing_more_for_it() -> None:
-    kv = Frames(hits={ord("s"): PrefixHit(4, 0)})
+    kv = Frames(hits={ord("s"): PrefixHit(4, 0, 4)})
     leader = running(kv, "s", 40, left=8)
     follower = sequence("t", 37, first=ord("s"))
     assert names(plan([follower], [leader], LIMITS, kv).admit) == ["t"]  # 36 of its tokens at most: the 4 frames it has

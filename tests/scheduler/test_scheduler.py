@@ -13,7 +13,7 @@ from tokenmill.scheduler.sequence import Sequence
 
 
 def scheduler(n_frames: int = 64, max_batch_size: int = 8, chunk_size: int = 64, chunked: bool = True) -> Scheduler:
-    kv = KVManager([KVGroup("whole", Whole(), (0,))], n_frames, BlockManagerConfig())
+    kv = KVManager([KVGroup("whole", Whole(), ((0, 0),))], n_frames, BlockManagerConfig())
     return Scheduler(kv, Limits(max_batch_size, chunk_size, chunked))
 
 
@@ -161,7 +161,7 @@ def test_a_request_is_served_until_its_last_choice_ends() -> None:
 
 def test_the_whole_pool_serves_one_sequence_to_its_last_token() -> None:
     for page in (8, 16, 32, 64):
-        kv = KVManager([KVGroup("whole", Whole(), (0,))], 9, BlockManagerConfig(block_size=page))
+        kv = KVManager([KVGroup("whole", Whole(), ((0, 0),))], 9, BlockManagerConfig(block_size=page))
         s = Scheduler(kv, Limits(8, 64))
         s.add(sequence("a", [1] * 10, max_tokens=62))
         drain(s)

@@ -1,198 +1,72 @@
-"""Scheduler and KV manager under random load in tiny pools, with a toy model in place of the real one.
+"""Every request ends once with the tokens of its run alone, whatever the load; and faults put into the room are seen (world.py)."""
 
-The toy model's key at a position depends on the keys of *all* positions before it, which it reads through the page
-table from a toy memory of frames. So any frame that is shared, evicted, reused or written wrongly changes tokens,
-and each sequence is compared with the same model run alone over a plain list.
-"""
-
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 
 import pytest
+from world import Setting, World
 
-from tokenmill.core.config import BlockManagerConfig
-from tokenmill.core.types import FRAME, SamplingParams
+from tokenmill.core.types import FRAME
 from tokenmill.kv import manager, prefix_tree
 from tokenmill.kv.buddy import BuddyAllocator
-from tokenmill.kv.groups import KVGroup, Whole
+from tokenmill.kv.budget import SparsePolicy
+from tokenmill.kv.companions import Companions
+from tokenmill.kv.groups import Streaming, Whole, Window
+from tokenmill.kv.holding import Follower
 from tokenmill.kv.manager import KVManager
+from tokenmill.kv.prefix_cache import PrefixCache, Rule
 from tokenmill.kv.prefix_tree import Node, PrefixTree
 from tokenmill.kv.table import PageTable
-from tokenmill.scheduler.plan import Limits
-from tokenmill.scheduler.scheduler import Scheduler, Step
+from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
 
-MASK = (1 << 61) - 1
-END = 0  # the token that ends a sequence
+PLAIN = Setting()
+WINDOWS = Setting((Whole(), Window(20), Window(20), Whole(), Window(8)))
+ONLY_WINDOWS = Setting((Window(24), Window(13)))
+BUDGETS = Setting((Whole(), Window(16)), budgets=(4, 30))
+POSITIONS = Setting((Whole(), Whole()), SparsePolicy("topk_positions", keep_ratio=0.6, sinks=8), budgets=(14, 30))
+POSITIONS_AND_WINDOWS = Setting((Window(20), Whole()), SparsePolicy("topk_positions", keep_ratio=0.8, sinks=16), budgets=(13, 24))
+HEADS = Setting((Whole(), Streaming(16, 24), Streaming(16, 24)), SparsePolicy("topk_heads"), budgets=(8, 24))
+HEADS_AND_WINDOWS = Setting((Whole(), Streaming(0, 16), Window(30)), SparsePolicy("topk_heads", keep_ratio=0.5), budgets=(8, 24))
 
 
-def key(sum_before: int, token: int) -> int:
-    return (sum_before * 1_000_003 + token * 7_919 + 12_345) & MASK
+SETTINGS = [WINDOWS, ONLY_WINDOWS, BUDGETS, POSITIONS, POSITIONS_AND_WINDOWS, HEADS, HEADS_AND_WINDOWS]
+NAMES = ["windows", "only windows", "budgets", "positions", "positions and windows", "heads", "heads and windows"]
 
 
-def sample(last_key: int, seed: int) -> int:
-    """A token from a vocabulary of 4, so that answers collide with each other and with prompts; END is rare."""
-    drawn = (last_key ^ seed * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9 & MASK
-    return END if drawn >> 40 & 31 == 0 else 1 + (drawn >> 20) % 3
-
-
-def alone(prompt: list[int], seed: int, max_tokens: int) -> list[int]:
-    """The tokens of one sequence, computed one at a time without frames."""
-    total, last, output = 0, 0, list[int]()
-    for token in prompt:
-        last = key(total, token)
-        total += last
-    while True:
-        output.append(sample(last, seed))
-        if output[-1] == END or len(output) == max_tokens:
-            return output
-        last = key(total, output[-1])
-        total += last
-
-
-class World:
-    """A scheduler under load. Everything random comes from one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.n_frames = rng.choice((6, 8, 13, 20, 40))
-        smallest = rng.choice((8, 8, 8, 16, 64))
-        config = BlockManagerConfig(
-            min_block_size=smallest,
-            max_block_size=rng.choice([size for size in (8, 16, 32, 64) if size >= smallest]),
-            enable_prefix_sharing=rng.random() < 0.85,
-        )
-        limits = Limits(rng.randint(1, 7), rng.randint(8, 48), rng.random() < 0.8)
-        self.limits = limits
-        self.scheduler = Scheduler(KVManager([KVGroup("whole", Whole(), (0,))], self.n_frames, config), limits)
-        self.memory = [[0] * FRAME for _ in range(self.n_frames)]
-        self.to_arrive = rng.randint(5, 25)
-        crowded = rng.random() < 0.5  # one long shared prompt, and high priorities that push the low ones out
-        self.priorities = (0, 2, 2) if crowded else (0, 1, 1, 2)
-        self.templates = [[rng.randint(1, 3) for _ in range(rng.randint(1, self.n_frames * 4))] for _ in range(1 if crowded else 3)]
-        self.ended: dict[tuple[str, int], Sequence] = {}
-        self.aborted: dict[tuple[str, int], Sequence] = {}
-        self.accepted: dict[tuple[str, int], Sequence] = {}
-        self.computed = 0
-        self.time = 0.0
-
-    def arrive(self) -> None:
-        rng = self.rng
-        prompt = rng.choice(self.templates) + [rng.randint(1, 3) for _ in range(rng.randint(0, 40 if len(self.templates) == 1 else 12))]
-        max_tokens = rng.randint(1, 40)
-        while -(-(len(prompt) + max_tokens) // FRAME) > self.n_frames:
-            prompt, max_tokens = prompt[: -(-len(prompt) // 2)], -(-max_tokens // 2)
-        params = SamplingParams(max_tokens=max_tokens)
-        name, priority, salt = f"r{len(self.accepted)}", rng.choice(self.priorities), rng.choice(("", "", "", "x"))
-        seed, reuse = rng.randrange(4), rng.random() < 0.9
-        for choice in range(rng.choice((1, 1, 1, 2, 4))):
-            one = Sequence(name, choice, list(prompt), params, seed + choice, priority, self.time, salt, reuse)
-            self.scheduler.add(one)
-            self.accepted[one.id] = one
-
-    def abort(self) -> None:
-        name, choice = self.rng.choice(list(self.accepted))
-        for one in self.scheduler.abort(name, self.rng.choice((None, choice))):
-            self.end(one, self.aborted)
-
-    def end(self, one: Sequence, how: dict[tuple[str, int], Sequence]) -> None:
-        assert one.id not in self.ended, f"{one.id} finished twice"
-        assert one.id not in self.aborted, f"{one.id} ended twice"
-        how[one.id] = one
-
-    def forward(self, one: Sequence, start: int, n_tokens: int) -> int:
-        """Compute positions through the page table; return the last key."""
-        table = self.scheduler.kv.table(one.id)
-        ends = [*table.starts[1:], table.n_frames]
-        frames = [table.first[i] + j for i in range(len(ends)) for j in range(ends[i] - table.starts[i])]
-        keys = [k for frame in frames for k in self.memory[frame]]
-        total, last = sum(keys[:start]), 0
-        for position in range(start, start + n_tokens):
-            last = key(total, one.token_ids[position])
-            total += last
-            self.memory[frames[position // FRAME]][position % FRAME] = last
-        return last
-
-    def check_step(self, step: Step) -> None:
-        ids = [work.sequence.id for work in step]
-        assert len(set(ids)) == len(ids) <= self.limits.max_batch_size
-        prompt_tokens = [work.n_tokens for work in step if work.n_tokens > 1]
-        assert sum(prompt_tokens) <= self.limits.chunk_size or (not self.limits.chunked_prefill and len(prompt_tokens) == 1)
-        kv = self.scheduler.kv
-        for one, start, n_tokens, samples in step:
-            assert kv.covered(one.id) >= start + n_tokens
-            assert samples == (start + n_tokens == one.target)
-        decoding = {one.id for one in self.scheduler._running if one.target - one.computed == 1}
-        assert decoding <= set(ids), "a running sequence did not decode"
-        assert next(iter(self.scheduler._running)).id in ids, "the first in order made no progress"
-
-    def step(self) -> None:
-        self.time += 1.0
-        if self.to_arrive and self.rng.random() < 0.3:
-            self.to_arrive -= 1
-            self.arrive()
-        if self.accepted and self.rng.random() < 0.02:
-            self.abort()
-        step = self.scheduler.schedule(self.time)
-        self.scheduler.check_integrity()
-        if step is None:
-            assert self.scheduler.kv.n_held == 0, "frames are held while nothing runs"
-            return
-        self.check_step(step)
-        in_any_order = self.rng.sample(step, len(step))  # nobody may read what another writes in the same step
-        keys = {work.sequence: self.forward(work.sequence, work.start, work.n_tokens) for work in in_any_order}
-        self.computed += sum(work.n_tokens for work in step)
-        self.scheduler.commit(step, {work.sequence: sample(keys[work.sequence], work.sequence.seed) for work in step if work.samples})
-        for work in step:
-            one = work.sequence
-            if work.samples and (one.token_ids[-1] == END or one.n_output == one.params.max_tokens):
-                self.scheduler.finish(one)
-                self.end(one, self.ended)
-
-    def run(self) -> None:
-        patience = 200 + self.to_arrive * 4 * 80 * 3
-        while self.to_arrive or self.scheduler.has_work:
-            self.step()
-            patience -= 1
-            assert patience, "livelock"
-        self.scheduler.check_integrity()
-        kv = self.scheduler.kv
-        assert (kv.n_held, kv.n_holders) == (0, 0)
-        assert kv.n_free + kv.n_cached == self.n_frames
-        assert self.ended.keys() | self.aborted.keys() == self.accepted.keys()
-        for one in self.accepted.values():
-            prompt, output = one.token_ids[: one.prompt_len], one.token_ids[one.prompt_len :]
-            assert one.params.max_tokens is not None
-            expected = alone(prompt, one.seed, one.params.max_tokens)
-            assert output == expected[: len(output)], f"{one.id} differs from its run alone"
-            assert one.id in self.aborted or len(output) == len(expected), f"{one.id} stopped early"
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_every_request_ends_once_with_the_tokens_of_its_run_alone(block: int) -> None:
-    preemptions = evictions = hits = 0
-    for seed in range(block * 40, block * 40 + 40):
-        world = World(seed)
+def run_worlds(setting: Setting, seeds: range) -> list[Scheduler]:
+    schedulers = []
+    for seed in seeds:
+        world = World(seed, setting)
         try:
             world.run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        preemptions += world.scheduler.n_preemptions
-        evictions += world.scheduler.kv.n_evictions
-        hits += world.scheduler.prefix_hits
-    assert min(preemptions, evictions, hits) > 100, f"the load is too light to show anything: {preemptions}, {evictions}, {hits}"
+        schedulers.append(world.scheduler)
+    return schedulers
 
 
-def run_worlds(seeds: range) -> None:
-    for seed in seeds:
-        World(seed).run()
+@pytest.mark.parametrize("block", range(10))
+def test_every_request_ends_once_with_the_tokens_of_its_run_alone(block: int) -> None:
+    done = run_worlds(PLAIN, range(block * 40, block * 40 + 40))
+    figures = [sum(s.n_preemptions for s in done), sum(s.kv.n_evictions for s in done), sum(s.prefix_hits for s in done)]
+    assert min(figures) > 100, f"the load is too light to show anything: {figures}"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("block", range(3))
+def test_so_it_is_with_windows_budgets_and_dropped_frames(setting: Setting, block: int) -> None:
+    done = run_worlds(setting, range(block * 20, block * 20 + 20))
+    figures = [sum(s.n_preemptions for s in done), sum(s.kv.n_evictions for s in done) // 10, sum(s.prefix_hits for s in done) // 10]
+    if setting.policy.strategy != "none":
+        figures.append(sum(s.n_sparsified for s in done))
+    assert min(figures) > 15, f"the load is too light to show anything: {figures}"
 
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def reuse_the_last_token_too(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(manager, "_reusable", lambda tokens: tokens[: len(tokens) // FRAME * FRAME])
+    patch.setattr(manager, "_reusable", lambda tokens, limit: tokens[: len(tokens) // FRAME * FRAME if limit is None else limit])
 
 
 def share_a_frame_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
@@ -256,7 +130,7 @@ def join_pages_that_are_not_buddies(patch: pytest.MonkeyPatch) -> None:
 
 def go_on_where_it_was_after_preemption(patch: pytest.MonkeyPatch) -> None:
     acquire = KVManager.acquire
-    patch.setattr(KVManager, "acquire", lambda kv, i, tokens, salt, reuse: acquire(kv, i, tokens, salt, reuse) + FRAME * (len(tokens) > 40))
+    patch.setattr(KVManager, "acquire", lambda kv, i, tokens, salt, limit: acquire(kv, i, tokens, salt, limit) + FRAME * (len(tokens) > 40))
 
 
 def write_the_last_extent_one_frame_early(patch: pytest.MonkeyPatch) -> None:
@@ -267,6 +141,130 @@ def write_the_last_extent_one_frame_early(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(PageTable, "append", shifted)
 
+
+def give_back_a_frame_too_many(patch: pytest.MonkeyPatch) -> None:
+    low = Follower.low
+    patch.setattr(Follower, "low", lambda follower, computed: min(computed // FRAME, low(follower, computed) + 1))
+
+
+def find_a_prefix_whose_window_is_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Companions, "reach", lambda companions, keys, end, window: end)
+    ref = Companions.ref
+    patch.setattr(Companions, "ref", lambda companions, keys: ref(companions, [k for k in keys if k in companions]))
+
+
+def look_one_frame_too_short_for_a_hit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Rule, "first", lambda rule, end: 0 if rule.window is None else max(0, end - max(0, rule.window - 1)))
+
+
+def leave_companions_behind_when_their_key_goes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Companions, "forget", lambda companions, key: ())
+
+
+def evict_companions_that_are_in_use(patch: pytest.MonkeyPatch) -> None:
+    def careless(companions: Companions, keys: Iterable[int], tick: int) -> int:
+        count = 0
+        for key in keys:
+            entry = companions._entries[key]
+            entry.refs -= 1
+            companions._idle[key] = tick
+            count += 1
+        return count
+
+    patch.setattr(Companions, "unref", careless)
+
+
+def go_on_with_an_own_companion_where_there_is_one(patch: pytest.MonkeyPatch) -> None:
+    put = Companions.put
+    patch.setattr(Companions, "put", lambda companions, key, frames: (put(companions, key, frames), frames)[1])
+
+
+def take_promised_frames_for_everybodys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVManager, "available", property(lambda kv: kv.n_free + kv.n_cached))
+
+
+WINDOW_FAULTS: list[Patch] = [
+    give_back_a_frame_too_many,
+    find_a_prefix_whose_window_is_gone,
+    look_one_frame_too_short_for_a_hit,
+    leave_companions_behind_when_their_key_goes,
+    evict_companions_that_are_in_use,
+    go_on_with_an_own_companion_where_there_is_one,
+    take_promised_frames_for_everybodys,
+]
+
+
+def share_what_a_sparse_sequence_computes(patch: pytest.MonkeyPatch) -> None:
+    commit = KVManager.commit
+
+    def sharing(kv: KVManager, seq_id: Hashable, tokens: list[int], computed: int) -> None:
+        holding = kv._holdings[seq_id]
+        sparse, holding.sparse = holding.sparse, False
+        commit(kv, seq_id, tokens, computed)
+        holding.sparse = sparse
+
+    patch.setattr(KVManager, "commit", sharing)
+
+
+def find_prefixes_beyond_the_rows_that_weigh(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "reuse_limit", property(lambda sequence: None if sequence.reuse else 0))
+
+
+def drop_the_earliest_instead_of_the_lightest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(manager, "lightest", lambda weights, candidates, count: list(candidates)[:count])
+
+
+def keep_weights_over_a_preemption(patch: pytest.MonkeyPatch) -> None:
+    restart = Sequence.restart
+
+    def forgetful(sequence: Sequence) -> None:
+        weights = sequence.weights
+        restart(sequence)
+        sequence.weights = weights
+
+    patch.setattr(Sequence, "restart", forgetful)
+
+
+def stay_on_the_ladder_over_a_preemption(patch: pytest.MonkeyPatch) -> None:
+    restart = Sequence.restart
+
+    def climbing(sequence: Sequence) -> None:
+        climbed = sequence.climbed
+        restart(sequence)
+        sequence.climbed = climbed
+
+    patch.setattr(Sequence, "restart", climbing)
+
+
+def weigh_from_the_point_on(patch: pytest.MonkeyPatch) -> None:
+    def stop(sequence: Sequence, start: int) -> int:
+        return sequence.target if sequence.rung is None else min(sequence.target, sequence.rung.point)
+
+    patch.setattr(Sequence, "stop", stop)
+
+
+def free_dropped_frames_that_others_share(patch: pytest.MonkeyPatch) -> None:
+    leave = PrefixCache.leave
+
+    def freeing(cache: PrefixCache, rule: int, keys: list[int]) -> int:
+        for key in keys:
+            entry = cache._companions[rule]._entries[key]
+            if entry.refs > 1:
+                entry.refs = 1
+        return leave(cache, rule, keys)
+
+    patch.setattr(PrefixCache, "leave", freeing)
+
+
+BUDGET_FAULTS: list[Patch] = [
+    share_what_a_sparse_sequence_computes,
+    find_prefixes_beyond_the_rows_that_weigh,
+    drop_the_earliest_instead_of_the_lightest,
+    keep_weights_over_a_preemption,
+    stay_on_the_ladder_over_a_preemption,
+    weigh_from_the_point_on,
+    free_dropped_frames_that_others_share,
+]
 
 FAULTS: list[Patch] = [
     reuse_the_last_token_too,
@@ -284,11 +282,15 @@ FAULTS: list[Patch] = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+OF_SETTING = [(PLAIN, FAULTS), (WINDOWS, WINDOW_FAULTS), (POSITIONS, BUDGET_FAULTS)]
+ALL_FAULTS = [(setting, fault) for setting, faults in OF_SETTING for fault in faults]
+
+
+@pytest.mark.parametrize(("setting", "fault"), ALL_FAULTS, ids=[fault.__name__ for _, fault in ALL_FAULTS])
 @pytest.mark.parametrize("checked", [True, False], ids=["with integrity checks", "by tokens alone"])
-def test_a_seeded_fault_is_caught(fault: Patch, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_fault_is_caught(setting: Setting, fault: Patch, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     if not checked:
         monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler: None)
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
-        run_worlds(range(120))
+        run_worlds(setting, range(120))

@@ -21,7 +21,7 @@ from tokenmill.engine.runner import MAX_OUTPUTS, Runner
 from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import NUMERICS_VERSION, Program
 from tokenmill.kernels.tape import Tape
-from tokenmill.kv.groups import KVGroup, Whole, Window
+from tokenmill.kv.groups import KVGroup, Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.loader import Model, load
@@ -93,14 +93,9 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
 
 
 def kv_groups(config: ModelConfig) -> list[KVGroup]:
-    """The layers that keep everything, and those of each window."""
-    windows: dict[int | None, list[int]] = {}
-    for number, layer in enumerate(config.layers):
-        windows.setdefault(layer.window, []).append(number)
-    return [
-        KVGroup("whole", Whole(), tuple(layers)) if window is None else KVGroup(f"window {window}", Window(window), tuple(layers))
-        for window, layers in windows.items()
-    ]
+    """One group that keeps everything, whatever windows the layers have: the tape knows no other yet."""
+    pairs = tuple((layer, head) for layer in range(len(config.layers)) for head in range(config.shape.kv_heads))
+    return [KVGroup("whole 0", Whole(), pairs)]
 
 
 def fingerprint(model_digest: bytes, variant: str) -> str:

@@ -187,6 +187,8 @@ class Engine:
             output.finish_reason, output.stop_token = FinishReason.STOP, token
         elif sequence.n_output == sequence.params.max_tokens:
             output.finish_reason = FinishReason.LENGTH
+        elif sequence.over_budget:
+            output.finish_reason = FinishReason.KV_BUDGET
         return output
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:

@@ -90,10 +90,10 @@ class Runner:
         tokens = array("i")
         segments: list[Segment] = []
         wanted: list[Wanted] = []
-        for sequence, start, n_tokens, samples in step:
+        for sequence, start, n_tokens, samples, *_ in step:
             row = len(tokens)
             tokens.extend(sequence.token_ids[start : start + n_tokens])
-            table = self._kv.table(sequence.id)
+            (table,) = self._kv.tables(sequence.id)  # the tape knows one group
             segments.append(Segment(row, n_tokens, start, table.first, table.starts))
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)

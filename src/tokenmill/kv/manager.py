@@ -1,76 +1,67 @@
 """The owner of every frame.
 
-For one sequence with `c` computed tokens, of whose frames the first `s` are shared:
+For one sequence with `c` computed tokens, of whose frames the first `s` of each group are shared:
 
 | positions              | frames are       | owner                 | given back by                                        |
 |------------------------|------------------|-----------------------|------------------------------------------------------|
-| [0, 8s)                | full, immutable  | the prefix tree; the  | `release` drops the reference: the frames are then   |
+| [0, 8s)                | full, immutable  | the prefix cache; the | `release` drops the reference: the frames are then   |
 |                        |                  | sequence references   | cached, and evicted when others need them            |
-| [8s, c)                | being filled     | the sequence          | `commit` hands full ones to the tree (or frees them, |
-|                        |                  |                       | where the tree has that prefix); `release` frees     |
+| [8s, c)                | being filled     | the sequence          | `commit` hands full ones to the cache (or frees them |
+|                        |                  |                       | where it has that prefix); `release` frees           |
 | [c, 8 * table frames)  | reserved, unread | the sequence          | `truncate` and `release` free                        |
 
-and for the pool: free (in the buddy allocator) + cached (in the tree, unreferenced) + held (in the tree and
-referenced, or private to a sequence) = total, always. A sequence writes only to positions >= c, hence only into
-private frames. Nothing here moves or copies a frame's bytes.
+In groups with a window, and in streaming ones once the sequence is sparse, `commit` also gives back what no later row looks at: the
+table has a hole there. `sparsify` gives back more, and from then on nothing of the sequence enters the cache.
+
+For the pool: free (in the buddy allocator) + cached (in the prefix cache, unreferenced) + held (referenced there, or private to a
+sequence) = total, always. A sequence writes only to positions >= c, hence only into private frames. Nothing here moves or copies a
+frame's bytes. *Promised* frames are free or cached ones that a sequence may still take on its way to its goal: nobody else gets them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME
 from tokenmill.kv.buddy import BuddyAllocator
-from tokenmill.kv.groups import KVGroup, check_groups
+from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
+from tokenmill.kv.counts import KVCounts, KVUse
+from tokenmill.kv.footprint import Footprint, frames_for
+from tokenmill.kv.groups import KVGroup, Whole, Window, check_groups
+from tokenmill.kv.holding import Follower, Holding, find_followers
+from tokenmill.kv.integrity import find_owners
 from tokenmill.kv.policy import page_frames
-from tokenmill.kv.prefix_tree import Node, PrefixHit, PrefixTree
-from tokenmill.kv.table import PageTable, runs
-
-
-def frames_for(n_tokens: int) -> int:
-    """Frames that hold `n_tokens` positions."""
-    return -(-n_tokens // FRAME)
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What one sequence holds: its table, and the tree node up to whose end `shared` frames of it reach."""
-
-    table: PageTable
-    node: Node
-    shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class KVCounts:
-    """Frames by owner, and frames evicted since the start."""
-
-    total: int
-    free: int
-    cached: int
-    held: int
-    evictions: int
+from tokenmill.kv.prefix_cache import PrefixCache
+from tokenmill.kv.prefix_tree import MISS, PrefixHit
+from tokenmill.kv.table import HOLE, PageTable, runs
 
 
 class KVManager:
-    """Page tables of the running sequences, over one pool of frames and one prefix tree.
+    """Page tables of the running sequences, over one pool of frames and one prefix cache.
 
-    groups: the model's KV groups, which share the pool (a frame number covers all layers).
+    groups: the model's KV groups, whose frames all come from the pool. policy: what sequences with a budget do at its points.
     Sequence ids are any hashable values, unique among the sequences that hold something.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], n_frames: int, config: BlockManagerConfig) -> None:
+    def __init__(self, groups: Sequence[KVGroup], n_frames: int, config: BlockManagerConfig, policy: SparsePolicy | None = None) -> None:
         self.groups = check_groups(groups)
         self.n_frames = n_frames
         self.shares_prefixes = config.shares_prefixes
         self.n_evictions = 0
         self._smallest = config.smallest_page // FRAME
         self._largest = config.largest_page // FRAME
+        self._policy = policy or SparsePolicy()
+        self._footprint = Footprint.of(groups)
+        self._ladders: dict[int, Ladder] = {}
+        self._lead = self._leader()
+        self._followers = find_followers(self.groups, self._lead)
+        self._windowed = tuple(isinstance(group.retention, Window) for group in groups)
         self._pool = BuddyAllocator(n_frames)
-        self._tree = PrefixTree()
-        self._holdings: dict[Hashable, _Holding] = {}
+        self._cache = PrefixCache([follower.rule for follower in self._followers], leads=self._lead is not None)
+        self._holdings: dict[Hashable, Holding] = {}
+        self._promised = 0
+        self._n_dropped = 0
 
     @property
     def n_free(self) -> int:
@@ -78,16 +69,20 @@ class KVManager:
 
     @property
     def n_cached(self) -> int:
-        return self._tree.n_idle
+        return self._cache.n_idle
 
     @property
     def n_held(self) -> int:
-        return self.n_frames - self.available
+        return self.n_frames - self._pool.n_free - self._cache.n_idle
 
     @property
     def available(self) -> int:
-        """Frames that a reservation can get: free ones, and cached ones by eviction."""
-        return self._pool.n_free + self._tree.n_idle
+        """Frames that a reservation can get: free ones, and cached ones by eviction, without those promised to sequences."""
+        return self._pool.n_free + self._cache.n_idle - self._promised
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.groups)
 
     @property
     def n_holders(self) -> int:
@@ -95,123 +90,309 @@ class KVManager:
         return len(self._holdings)
 
     def counts(self) -> KVCounts:
-        return KVCounts(self.n_frames, self.n_free, self.n_cached, self.n_held, self.n_evictions)
+        return KVCounts(self.n_frames, self.n_free, self.n_cached, self.n_held, self._cache.n_shared, self.n_evictions)
 
-    def match(self, tokens: Sequence[int], salt: str) -> PrefixHit:
-        """Whole frames of `tokens` that need not be computed; at least the last token always is. Changes nothing."""
-        if not self.shares_prefixes:
-            return PrefixHit(0, 0)
-        return self._tree.match(_reusable(tokens), salt)
+    def use(self) -> KVUse:
+        """O(running sequences)."""
+        by_page = {frames * FRAME: count for frames, count in self._pool.used_by_page.items()}
+        tables = [(table, holding.computed) for holding in self._holdings.values() for table in holding.tables]
+        return KVUse(by_page, sum(table.n_frames * FRAME - computed for table, computed in tables), self._n_dropped)
 
-    def acquire(self, seq_id: Hashable, tokens: Sequence[int], salt: str, reuse: bool = True) -> int:
-        """Open a table over what `match` finds (nothing, when `reuse` is off) and return how many tokens that is."""
+    def ladder(self, budget: int) -> Ladder:
+        """The points of a budget of that many frames."""
+        if budget not in self._ladders:
+            self._ladders[budget] = Ladder(budget, self._policy, self._footprint)
+        return self._ladders[budget]
+
+    def match(self, tokens: Sequence[int], salt: str, limit: int | None = None) -> PrefixHit:
+        """Whole frames of `tokens` that need not be computed; at least the last token always is. Changes nothing.
+
+        limit: no more than that many tokens are found.
+        """
+        if not self.shares_prefixes or limit == 0:
+            return MISS
+        return self._cache.match(_reusable(tokens, limit), salt)
+
+    def acquire(self, seq_id: Hashable, tokens: Sequence[int], salt: str, limit: int | None = None) -> int:
+        """Open tables over what `match` finds and return how many tokens that is."""
         assert seq_id not in self._holdings, f"sequence {seq_id!r} already has a table"
-        node, frames = self._tree.acquire(_reusable(tokens) if reuse and self.shares_prefixes else (), salt)
-        table = PageTable()
-        for first, count in runs(frames):
-            table.append(first, count)
-        self._holdings[seq_id] = _Holding(table, node, len(frames))
-        return len(frames) * FRAME
+        found = self._cache.acquire(_reusable(tokens, limit) if self.shares_prefixes else (), salt)
+        tables = tuple(PageTable() for _ in self.groups)
+        keys = PageTable() if self._lead is None else tables[self._lead]
+        for first, count in runs(found.keys):
+            keys.append(first, count)
+        shared = len(found.keys)
+        for follower, frames in zip(self._followers, found.companions, strict=True):
+            for number, group in enumerate(follower.groups):
+                if len(frames) < shared:
+                    tables[group].append(HOLE, shared - len(frames))
+                for first, count in runs(each[number] for each in frames):
+                    tables[group].append(first, count)
+        self._holdings[seq_id] = Holding(tables, keys, found.node, shared, shared, self._windowed, shared * FRAME)
+        return shared * FRAME
+
+    def fresh(self, hit: PrefixHit, goal: int, chunk: int, ladder: Ladder | None = None) -> int:
+        """The most frames beyond those of `hit` that a sequence holds at a time until it has `goal` tokens, at most `chunk` of them
+        computed in a step."""
+        frames = self._footprint.taken(hit.frames, frames_for(goal), chunk)
+        if ladder is not None:
+            most = min(ladder.budget, ladder.peak(goal))
+            frames = min(frames, max(0, most + self._footprint.transient(chunk) - hit.held))
+        return frames
+
+    def promise(self, seq_id: Hashable, goal: int, chunk: int, ladder: Ladder | None = None) -> None:
+        """Keep what `fresh` says for the sequence, until it has computed all but the last of `goal` tokens.
+
+        The only sequence needs no more than there is: what it found in the cache nobody else holds, so it can be given back.
+        """
+        holding = self._holdings[seq_id]
+        held = holding.present
+        fresh = self.fresh(PrefixHit(holding.shared, 0, held), goal, chunk, ladder)
+        assert fresh <= self.available or len(self._holdings) == 1, f"{fresh} frames are to be promised, but {self.available} are available"
+        holding.promise = min(fresh, self.available)
+        holding.ceiling = held + holding.promise
+        holding.goal = goal
+        self._promised += holding.promise
 
     def covered(self, seq_id: Hashable) -> int:
-        """Token positions that the sequence's table has frames for."""
-        return self._holdings[seq_id].table.n_frames * FRAME
+        """Token positions that the sequence has frames for in every group."""
+        return self._holdings[seq_id].covered * FRAME
 
-    def reserve(self, seq_id: Hashable, n_tokens: int, keep: int = 0) -> bool:
-        """Make the table cover positions [0, n_tokens), evicting cached frames where needed.
+    def missing(self, seq_id: Hashable, n_tokens: int, step: int) -> int:
+        """Available frames that `reserve` would take, beyond those that are promised to the sequence."""
+        holding = self._holdings[seq_id]
+        return max(0, sum(holding.lacks(frames_for(n_tokens), frames_for(step))) - holding.promise)
 
-        keep: frames that must stay available; pages that reach beyond n_tokens are taken only from what is above.
-        Returns False, with nothing changed, when there are not enough frames.
+    def reserve(self, seq_id: Hashable, n_tokens: int, step: int | None = None, keep: int = 0) -> bool:
+        """Make the tables cover positions [0, n_tokens), evicting cached frames where needed.
+
+        step: groups that slide cover only [0, step), what the next step computes (None: all). keep: frames that must stay
+        available; pages that reach beyond that are taken only from what is above. Returns False, with nothing changed, when there
+        are not enough frames.
         """
-        table = self._holdings[seq_id].table
-        need = frames_for(n_tokens) - table.n_frames
-        if need > self.available:
+        holding = self._holdings[seq_id]
+        goal = frames_for(n_tokens)
+        lacks = holding.lacks(goal, goal if step is None or step == n_tokens else frames_for(step))
+        need = sum(lacks)
+        available = self.available
+        if need > available + holding.promise:
             return False
-        spare = max(0, self.available - max(need, 0) - keep)
-        while need > 0:
-            wanted = page_frames(need, spare, n_tokens, self._smallest, self._largest)
-            self._make_free(max(need, wanted))
-            first, count = self._pool.allocate(wanted)
-            table.append(first, count)
-            need -= count
+        spare = max(0, available - keep - max(0, need - holding.promise))
+        for group, lacking in enumerate(lacks):
+            if lacking:
+                context = min(n_tokens, self._sight(group)) if holding.slides[group] else n_tokens
+                taken = self._extend(holding.tables[group], lacking, spare, context)
+                spare -= taken - lacking
+                if holding.promise:
+                    self._redeem(holding, taken)
+        holding.covered = min([table.n_frames for table in holding.tables])
         return True
 
     def commit(self, seq_id: Hashable, tokens: Sequence[int], computed: int) -> None:
-        """Positions [0, computed) of `tokens` are in their frames: offer the newly full ones to the prefix tree.
+        """Positions [0, computed) of `tokens` are in their frames: offer the newly full ones to the prefix cache, and give back what
+        falls out of sight.
 
-        Where another sequence was faster, this table goes on with that one's frames, which hold the same bytes,
-        and its own are freed.
+        Where another sequence was faster, the tables go on with that one's frames, which hold the same bytes, and their own are
+        freed.
         """
         holding = self._holdings[seq_id]
-        start, stop = holding.shared, computed // FRAME
-        if stop <= start or not self.shares_prefixes:
-            return
-        own = holding.table.frames(start, stop)
-        holding.node, kept = self._tree.extend(holding.node, tokens[start * FRAME : stop * FRAME], own)
-        holding.shared = stop
-        if kept != own:
-            holding.table.replace(start, kept)
-            self._free_frames([mine for mine, theirs in zip(own, kept, strict=True) if mine != theirs])
+        holding.computed = computed
+        if computed // FRAME > holding.shared and self.shares_prefixes and not holding.sparse:
+            self._share(holding, tokens, computed // FRAME)
+        if self._followers:
+            self._slide(holding)
+        if holding.ceiling and computed >= holding.goal - 1:
+            self._forgo(holding)
+
+    def sparsify(self, seq_id: Hashable, rung: Rung, weights: Sequence[int] = ()) -> None:
+        """The sequence has computed `rung.point` tokens: give back what that point says.
+
+        weights: per frame of positions, how much the last `WEIGHED` rows attended to it, if the rung weighs. Of equal frames the
+        earlier goes first.
+        """
+        holding = self._holdings[seq_id]
+        assert holding.computed == rung.point, f"{holding.computed} tokens are computed at the point {rung.point}"
+        before = holding.present
+        holding.sparse = True
+        if rung.weighs:
+            self._drop_lightest(holding, rung.drop, weights)
+        else:
+            holding.slides = tuple(not isinstance(group.retention, Whole) for group in self.groups)
+            self._slide(holding)
+        self._n_dropped += before - holding.present
+
+    def dropped(self, seq_id: Hashable) -> int:
+        """Positions that a sparse sequence no longer has in the group without a window that has lost most."""
+        tables = self._holdings[seq_id].tables
+        return FRAME * max(table.n_holes for table, windowed in zip(tables, self._windowed, strict=True) if not windowed)
 
     def truncate(self, seq_id: Hashable, n_tokens: int) -> None:
         """Give back the frames beyond positions [0, n_tokens); shared ones cannot be cut off."""
         holding = self._holdings[seq_id]
         keep = frames_for(n_tokens)
         assert keep >= holding.shared, f"{n_tokens} tokens would cut into {holding.shared} shared frames"
-        if keep < holding.table.n_frames:
-            for first, count in holding.table.extents(keep, holding.table.n_frames):
-                self._pool.free(first, count)
-            holding.table.truncate(keep)
+        for table in holding.tables:
+            if keep < table.n_frames:
+                self._free_extents(table.extents(keep, table.n_frames))
+                table.truncate(keep)
+        holding.covered = min(holding.covered, keep)
 
     def releasable(self, seq_id: Hashable) -> int:
         """Frames that `release` would make available."""
         holding = self._holdings[seq_id]
-        return holding.table.n_frames - holding.shared + self._tree.would_idle(holding.node)
+        count = holding.promise + holding.private + self._cache.would_idle(holding.node)
+        for number, follower in enumerate(self._followers):
+            count += sum(self._cache.sole(number, keys) for keys in follower.shared(holding))
+        return count
 
     def release(self, seq_id: Hashable) -> None:
-        """Close the table: shared frames lose a reference, private ones are free."""
-        self.truncate(seq_id, self._holdings[seq_id].shared * FRAME)
-        self._tree.release(self._holdings.pop(seq_id).node)
+        """Close the tables: shared frames lose a reference, private ones are free."""
+        holding = self._holdings.pop(seq_id)
+        self._forgo(holding)
+        self._cache.release(holding.node)
+        for number in range(len(self._followers)):
+            self._leave(holding, number, 0, max(table.n_frames for table in holding.tables))
+        if self._lead is not None:
+            self._free_extents(holding.keys.extents(holding.shared, holding.keys.n_frames))
 
-    def table(self, seq_id: Hashable) -> PageTable:
-        """The sequence's page table; only this manager writes it."""
-        return self._holdings[seq_id].table
+    def tables(self, seq_id: Hashable) -> tuple[PageTable, ...]:
+        """The sequence's page tables, one per group in the order of `groups`; only this manager writes them."""
+        return self._holdings[seq_id].tables
 
     def check_integrity(self) -> None:
         """Find every frame's owner from scratch and compare with the counters; raises AssertionError. O(pool)."""
-        self._pool.check_integrity()
-        self._tree.check_integrity([holding.node for holding in self._holdings.values()])
-        owner: dict[int, str] = {}
+        free, cached, held, shared = find_owners(self._pool, self._cache, self._holdings, self._followers)
+        found = KVCounts(self.n_frames, free, cached, held, shared, self.n_evictions)
+        assert found == self.counts(), f"{found} found, {self.counts()} counted"
+        assert self._promised == sum(holding.promise for holding in self._holdings.values()), "the count of promised frames is wrong"
+        assert self.available >= 0, f"{-self.available} frames are promised that do not exist"
 
-        def claim(frames: Sequence[int], who: str) -> None:
-            for frame in frames:
-                assert 0 <= frame < self.n_frames, f"frame {frame} of {who} is outside the pool"
-                assert frame not in owner, f"frame {frame} belongs to {owner.get(frame)} and to {who}"
-                owner[frame] = who
+    def _leader(self) -> int | None:
+        """The group whose frames are the keys of the tree: one that keeps every position as long as its sequence runs."""
+        if self._policy.strategy != "none":
+            return None
+        return next((number for number, group in enumerate(self.groups) if isinstance(group.retention, Whole)), None)
 
-        for first, count in self._pool.free_pages():
-            claim(range(first, first + count), "free")
-        for _, _, node in self._tree.nodes():
-            claim(node.frames, "held" if node.uses else "cached")
-        for seq_id, holding in self._holdings.items():
-            table = holding.table
-            assert table.frames(0, holding.shared) == self._tree.path(holding.node), f"{seq_id!r} strays from its path in the tree"
-            claim(table.frames(holding.shared, table.n_frames), "held")
-        assert len(owner) == self.n_frames, f"{self.n_frames - len(owner)} frames have no owner"
-        found = list(owner.values())
-        by_owner = KVCounts(self.n_frames, found.count("free"), found.count("cached"), found.count("held"), self.n_evictions)
-        assert by_owner == self.counts(), f"{by_owner} found, {self.counts()} counted"
+    def _extend(self, table: PageTable, lacks: int, spare: int, context: int) -> int:
+        """Append at least the frames that a table lacks, and at most `spare` more; returns how many."""
+        left = lacks
+        while left > 0:
+            wanted = page_frames(left, spare, context, self._smallest, self._largest)
+            most = max(left, wanted)
+            if most > self._pool.n_free:
+                self._make_free(most)
+            first, count = self._pool.allocate(wanted)
+            table.append(first, count)
+            left -= count
+        return lacks - left
+
+    def _redeem(self, holding: Holding, taken: int) -> None:
+        """Frames that were promised have been taken."""
+        kept = min(taken, holding.promise)
+        holding.promise -= kept
+        self._promised -= kept
+
+    def _share(self, holding: Holding, tokens: Sequence[int], stop: int) -> None:
+        """Offer the frames [shared, stop) of every group to the prefix cache."""
+        start = holding.shared
+        own = holding.keys.frames(start, stop) if self._lead is not None else None
+        offered = [self._columns(holding, follower, start, stop) for follower in self._followers] if self._followers else []
+        kept = self._cache.extend(holding.node, tokens[start * FRAME : stop * FRAME], own, offered)
+        holding.node = kept.node
+        holding.shared = stop
+        if own is None:
+            for first, count in runs(kept.keys):
+                holding.keys.append(first, count)
+        elif own != kept.keys:
+            self._exchange(holding.keys, start, own, kept.keys)
+        for number, mine in enumerate(offered):
+            theirs = kept.companions[number]
+            if mine != theirs:
+                for at, group in enumerate(self._followers[number].groups):
+                    self._exchange(holding.tables[group], start, [each[at] for each in mine], [each[at] for each in theirs])
+
+    def _columns(self, holding: Holding, follower: Follower, start: int, stop: int) -> list[tuple[int, ...]]:
+        """Per frame of positions in [start, stop), the rule's frames."""
+        return list(zip(*(holding.tables[group].frames(start, stop) for group in follower.groups), strict=True))
+
+    def _exchange(self, table: PageTable, start: int, own: list[int], kept: list[int]) -> None:
+        """Go on with the cache's frames; free those of the table's own that it did not take."""
+        table.replace(start, kept)
+        self._free_frames([mine for mine, theirs in zip(own, kept, strict=True) if mine != theirs])
+
+    def _slide(self, holding: Holding) -> None:
+        """Give back what falls out of sight."""
+        for number, follower in enumerate(self._followers):
+            if holding.slides[follower.groups[0]]:
+                low = follower.low(holding.computed)
+                if low > follower.sinks:
+                    for start, stop in holding.tables[follower.groups[0]].held(follower.sinks, low):
+                        self._give_up(holding, number, start, stop)
+
+    def _sight(self, group: int) -> int:
+        """Tokens that a group which slides keeps."""
+        rule = self.groups[group].retention
+        assert not isinstance(rule, Whole), "a group that keeps everything does not slide"
+        return rule.tokens if isinstance(rule, Window) else rule.sinks + rule.recent
+
+    def _drop_lightest(self, holding: Holding, count: int, weights: Sequence[int]) -> None:
+        number = next(n for n, follower in enumerate(self._followers) if isinstance(follower.retention, Whole))
+        table = holding.tables[self._followers[number].groups[0]]
+        start, stop = self._policy.sinks // FRAME, (holding.computed - WEIGHED) // FRAME
+        candidates = [index for begin, end in table.held(start, stop) for index in range(begin, end)]
+        assert count <= len(candidates), f"{count} frames are to go, but only {len(candidates)} may"
+        for first, length in runs(lightest(weights, candidates, count)):
+            self._give_up(holding, number, first, first + length)
+
+    def _give_up(self, holding: Holding, number: int, start: int, stop: int) -> None:
+        """The rule's groups have a hole at [start, stop); what that makes available counts as promised as far as it still is to come."""
+        self._cache.advance()
+        gained = self._leave(holding, number, start, stop)
+        for group in self._followers[number].groups:
+            holding.tables[group].punch(start, stop)
+        regained = max(0, min(gained, holding.ceiling - holding.present - holding.promise))
+        holding.promise += regained
+        self._promised += regained
+
+    def _leave(self, holding: Holding, number: int, start: int, stop: int) -> int:
+        """Drop references on the shared frames of [start, stop), free the private ones; returns how many are available by that."""
+        groups = self._followers[number].groups
+        border = min(max(holding.shared, start), stop)
+        gained = 0
+        if start < border:
+            for begin, end in holding.tables[groups[0]].held(start, border):
+                gained += self._cache.leave(number, holding.keys.frames(begin, end))
+        for group in groups:
+            table = holding.tables[group]
+            if border < table.n_frames:
+                gained += self._free_extents(table.extents(border, min(stop, table.n_frames)))
+        return gained
+
+    def _forgo(self, holding: Holding) -> None:
+        """What is still promised is everybody's again."""
+        self._promised -= holding.promise
+        holding.promise = holding.ceiling = 0
 
     def _make_free(self, n_frames: int) -> None:
-        missing = n_frames - self._pool.n_free
-        if missing > 0:
-            self._free_frames(self._tree.evict(missing))
-            self.n_evictions += missing
+        gone = self._cache.evict(n_frames - self._pool.n_free)
+        self._free_frames(gone)
+        self.n_evictions += len(gone)
+
+    def _free_extents(self, extents: Sequence[tuple[int, int]]) -> int:
+        """Free what is not a hole; returns how many frames that is."""
+        total = 0
+        for first, count in extents:
+            if first != HOLE:
+                self._pool.free(first, count)
+                total += count
+        return total
 
     def _free_frames(self, frames: Sequence[int]) -> None:
         for first, count in runs(frames):
             self._pool.free(first, count)
 
 
-def _reusable(tokens: Sequence[int]) -> Sequence[int]:
-    return tokens[: max(0, len(tokens) - 1) // FRAME * FRAME]
+def _reusable(tokens: Sequence[int], limit: int | None) -> Sequence[int]:
+    """Whole frames that leave at least one token to compute, and of `limit` tokens at most."""
+    most = max(0, len(tokens) - 1) if limit is None else min(max(0, len(tokens) - 1), limit)
+    return tokens[: most // FRAME * FRAME]

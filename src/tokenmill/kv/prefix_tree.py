@@ -1,13 +1,14 @@
 """The prefix tree: computed frames, found again by the token ids that lead to them.
 
 A radix tree in steps of a frame. A node is a run of frames whose tokens have no branch in between; namespaces
-(salts) have separate roots. Frames enter by `extend`, are pinned by references, and leave only by `evict`.
+(salts) have separate roots. Frames enter by `extend`, are pinned by references, and leave only by `evict`. What numbers a
+"frame" here is the caller's choice (kv/prefix_cache.py): the tree only needs each to be in it once.
 
 A reference is held on the *end* of a node. Two rules follow from that and keep everything cheap:
 - evicting only leaves without references protects every ancestor of a reference by itself;
 - splitting a run makes a new upper node and leaves the lower one its identity, so references stay right.
-A node is *live* when a reference is on it or below it; the frames of the other nodes are *idle*, and all of them
-can be evicted, leaf by leaf.
+A node is *live* when a reference is on it or below it, *shared* when two are; the frames of nodes that are not live are *idle*,
+and all of them can be evicted, leaf by leaf.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Node:
     """A run of frames. Read it, but only the tree writes it.
 
     key: token ids of the run, 32-bit each. children: by the token ids of their first frame.
-    refs: references on this node's end. uses: refs plus live children; the node is live while it is above 0.
+    refs: references on this node's end. uses: refs, plus 1 for each live child, or 2 where it is shared; so it is 0, 1, or more
+    when there are no, one or several references on the node and below.
     last_used: the tick at which it last became idle. queued: it has an entry in the eviction queue.
     """
 
@@ -64,21 +66,28 @@ class Node:
 
 
 class PrefixHit(NamedTuple):
-    """What the tree holds of a prompt. `idle` of its `frames` are not referenced by anyone yet."""
+    """What is known of a prompt: its first `frames` frames of positions. `held` frames of the pool are a sequence's that goes on from
+    there; `idle` of them are not referenced by anyone yet."""
 
     frames: int
     idle: int
+    held: int
+
+
+MISS = PrefixHit(0, 0, 0)
 
 
 class PrefixTree:
-    """See the module. n_frames: frames in the tree; n_live: those of them that are referenced."""
+    """See the module. n_frames: frames in the tree; n_live, n_shared: those of them that are referenced, and by several.
+    tick: what became idle at a higher one was used later; each release is one."""
 
     def __init__(self) -> None:
         self.n_frames = 0
         self.n_live = 0
+        self.n_shared = 0
+        self.tick = 0
         self._roots: dict[str, Node] = {}
         self._queue: list[tuple[int, int, Node]] = []
-        self._tick = 0
         self._serial = 0
 
     @property
@@ -92,7 +101,16 @@ class PrefixTree:
         for node, common in self._walk(_encode(tokens), salt):
             found += common
             idle += 0 if node.uses else common
-        return PrefixHit(found, idle)
+        return PrefixHit(found, idle, found)
+
+    def find(self, tokens: Sequence[int], salt: str) -> tuple[list[int], int]:
+        """The frames of whole frames of `tokens`, and how many from the front are live; touches nothing."""
+        frames: list[int] = []
+        live = 0
+        for node, common in self._walk(_encode(tokens), salt):
+            frames += node.frames[:common]
+            live += common if node.uses else 0
+        return frames, live
 
     def acquire(self, tokens: Sequence[int], salt: str) -> tuple[Node, list[int]]:
         """Take a reference on the longest prefix of `tokens`; return its node and the frames from position 0 on."""
@@ -142,17 +160,20 @@ class PrefixTree:
 
     def release(self, node: Node) -> None:
         """Drop a reference; what nobody references any more becomes idle, most recently used."""
-        self._tick += 1
+        self.tick += 1
         node.refs -= 1
         assert node.refs >= 0, "a reference is dropped twice"
         at: Node | None = node
         while at is not None:
             at.uses -= 1
-            if at.uses:
+            if at.uses > 1:
                 return
-            self.n_live -= len(at.frames)
-            at.last_used = self._tick
-            self._offer(at)
+            if at.uses:
+                self.n_shared -= len(at.frames)
+            else:
+                self.n_live -= len(at.frames)
+                at.last_used = self.tick
+                self._offer(at)
             at = at.parent
 
     def would_idle(self, node: Node) -> int:
@@ -169,20 +190,36 @@ class PrefixTree:
         assert count <= self.n_idle, f"{count} frames are to go, but only {self.n_idle} are idle"
         gone: list[int] = []
         while len(gone) < count:
-            tick, _, node = heapq.heappop(self._queue)
-            node.queued = False
-            if node.uses or node.children:
-                continue  # it comes back when it is an idle leaf again
-            if node.last_used == tick:
-                keep = max(0, len(node.frames) - (count - len(gone)))
-                gone += node.frames[keep:]
-                self.n_frames -= len(node.frames) - keep
-                if not keep:
-                    self._remove(node)
-                    continue
+            node = self._oldest()
+            assert node is not None, "idle frames cannot be evicted"
+            keep = max(0, len(node.frames) - (count - len(gone)))
+            gone += node.frames[keep:]
+            self.n_frames -= len(node.frames) - keep
+            if keep:
                 del node.frames[keep:], node.key[keep * _STEP :]
-            self._offer(node)
+            else:
+                heapq.heappop(self._queue)
+                node.queued = False
+                self._remove(node)
         return gone
+
+    @property
+    def oldest(self) -> int | None:
+        """The tick at which what `evict` takes first became idle; None when nothing is idle."""
+        node = self._oldest()
+        return None if node is None else node.last_used
+
+    def _oldest(self) -> Node | None:
+        """The leaf that has been idle longest, at the head of the queue: stale entries before it are corrected."""
+        while self._queue:
+            tick, _, node = self._queue[0]
+            if not (node.uses or node.children) and node.last_used == tick:
+                return node
+            heapq.heappop(self._queue)
+            node.queued = False
+            if not (node.uses or node.children):  # else it comes back when it is an idle leaf again
+                self._offer(node)
+        return None
 
     def _walk(self, data: bytes, salt: str) -> Iterator[tuple[Node, int]]:
         """Yield the nodes that `data` leads through and how many of their frames agree; only the last may be partial."""
@@ -206,7 +243,7 @@ class PrefixTree:
         assert parent is not None, "a root has no run to cut"
         upper = self._new(parent, node.key[: at * _STEP], node.frames[:at], node.salt)
         del node.key[: at * _STEP], node.frames[:at]
-        upper.uses = 1 if node.uses else 0
+        upper.uses = min(node.uses, 2)
         upper.children[bytes(node.key[:_STEP])] = node
         parent.children[bytes(upper.key[:_STEP])] = upper
         node.parent = upper
@@ -217,9 +254,12 @@ class PrefixTree:
         at: Node | None = node
         while at is not None:
             at.uses += 1
-            if at.uses > 1:
+            if at.uses > 2:
                 return
-            self.n_live += len(at.frames)
+            if at.uses == 1:
+                self.n_live += len(at.frames)
+            else:
+                self.n_shared += len(at.frames)
             at = at.parent
 
     def _move(self, source: Node, target: Node) -> None:
@@ -274,7 +314,7 @@ class PrefixTree:
             assert bool(node.frames) == (node.parent is not None), "a run is empty"
             assert len(node.key) == len(node.frames) * _STEP, "a run's tokens and frames disagree"
             assert node.refs == held.pop(id(node), 0), "a reference count is wrong"
-            assert node.uses == node.refs + sum(1 for child in node.children.values() if child.uses), "a use count is wrong"
+            assert node.uses == node.refs + sum(min(child.uses, 2) for child in node.children.values()), "a use count is wrong"
             for key, child in node.children.items():
                 assert (child.parent, child.salt, bytes(child.key[:_STEP])) == (node, node.salt, key), "a link is wrong"
             assert node.queued == (id(node) in queued), "a node's mark and the queue disagree"
@@ -284,3 +324,4 @@ class PrefixTree:
         assert queued <= {id(node) for node in everything}, "a removed node is still queued"
         assert self.n_frames == sum(len(node.frames) for node in everything), "the count of frames is wrong"
         assert self.n_live == sum(len(node.frames) for node in everything if node.uses), "the count of live frames is wrong"
+        assert self.n_shared == sum(len(node.frames) for node in everything if node.uses > 1), "the count of shared frames is wrong"

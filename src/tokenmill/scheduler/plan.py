@@ -3,10 +3,11 @@
 Order of service is (priority, arrival). The rules, and why no sequence waits forever:
 
 - Every running sequence that has only its newest token to compute decodes. Prompt tokens share `chunk_size` per
-  step, first come first served within the order; a prompt is cut anywhere.
+  step, first come first served within the order; a prompt is cut anywhere, and at the points of its KV budget.
 - A sequence is admitted with frames for *all* its tokens and one more, so that no prefill stops halfway for want of
-  frames, plus one spare frame per running sequence, so that what is admitted is not preempted at the next frame
-  boundary. Alone it needs no spare: an empty pool fits whatever admission control accepted.
+  frames, plus one spare frame per running sequence and KV group, so that what is admitted is not preempted at the next
+  frame boundary. Where groups give back frames on the way (windows, budgets) it is the most that it holds at a time that
+  is kept for it, and taken as it goes. Alone it needs no spare: an empty pool fits whatever admission control accepted.
 - The waiting are admitted strictly in order: a large head is not overtaken by smaller ones. Only a *follower* is
   passed over: one whose next prefix frame is just being computed by a running prefill ahead of it. It gets
   that work for free by waiting, never later than it could have done it itself, since the leader is served first;
@@ -26,10 +27,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tokenmill.core.types import FRAME
-from tokenmill.kv.manager import frames_for
-from tokenmill.kv.prefix_tree import PrefixHit
+from tokenmill.kv.budget import Ladder
+from tokenmill.kv.prefix_tree import MISS, PrefixHit
 from tokenmill.scheduler.queues import rank
 from tokenmill.scheduler.sequence import Sequence
+
+UNBOUNDED = 1 << 30
+"""Tokens; longer than any sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class Limits:
     chunk_size: int
     chunked_prefill: bool = True
 
+    @property
+    def chunk(self) -> int:
+        """The most prompt tokens of one sequence in a step."""
+        return self.chunk_size if self.chunked_prefill else UNBOUNDED
+
 
 class KVView(Protocol):
     """What planning reads of the KV manager."""
@@ -48,30 +57,47 @@ class KVView(Protocol):
     @property
     def available(self) -> int: ...
     @property
+    def n_groups(self) -> int: ...
+    @property
     def shares_prefixes(self) -> bool: ...
     def covered(self, seq_id: Hashable) -> int: ...
+    def missing(self, seq_id: Hashable, n_tokens: int, step: int) -> int: ...
+    def fresh(self, hit: PrefixHit, goal: int, chunk: int, ladder: Ladder | None) -> int: ...
     def releasable(self, seq_id: Hashable) -> int: ...
-    def match(self, tokens: Ordered[int], salt: str) -> PrefixHit: ...
+    def match(self, tokens: Ordered[int], salt: str, limit: int | None) -> PrefixHit: ...
 
 
 class Work(NamedTuple):
     """Compute positions [start, start + n_tokens) of a sequence; `samples` when that reaches its target, so that
-    its last row yields a token."""
+    its last row yields a token. sparse: its streaming KV groups see sinks and recent positions only. weighs: the attention
+    weights of these rows are wanted."""
 
     sequence: Sequence
     start: int
     n_tokens: int
     samples: bool
+    sparse: bool = False
+    weighs: bool = False
+
+
+class Reservation(NamedTuple):
+    """Frames for [0, n_tokens), but only for [0, step) in KV groups that give back what falls out of sight. need: how many that is,
+    beyond those that are promised to the sequence."""
+
+    sequence: Sequence
+    n_tokens: int
+    step: int
+    need: int
 
 
 @dataclass(slots=True)
 class Plan:
-    """preempt: running sequences that lose their frames. admit: waiting ones that get a table over the tokens
-    found in the prefix tree. reserve: (sequence, tokens to have frames for), in order. work: the step."""
+    """preempt: running sequences that lose their frames. admit: waiting ones that get tables over the tokens
+    found in the prefix cache. reserve: who gets frames, in order. work: the step."""
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[Sequence] = field(default_factory=list)
-    reserve: list[tuple[Sequence, int]] = field(default_factory=list)
+    reserve: list[Reservation] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
 
 
@@ -101,15 +127,16 @@ class _Planner:
         at = 0
         while at < len(self.running):
             sequence = self.running[at]
-            missing = sequence.target - self.kv.covered(sequence.id)
-            if missing > 0:
-                need = frames_for(missing)
+            target, covered = sequence.target, self.kv.covered(sequence.id)
+            if target > covered and (step := self._step(sequence, sequence.computed)) > covered:
+                tokens = target if step == target else self._run(sequence, target)
+                need = self.kv.missing(sequence.id, tokens, step)
                 while need > self.available and len(self.running) > max(at, 1):
                     self._preempt_last()
                 if at == len(self.running):
                     return
                 self.available -= need
-                self.plan.reserve.append((sequence, sequence.target))
+                self.plan.reserve.append(Reservation(sequence, tokens, step, need))
             at += 1
 
     def decode(self) -> None:
@@ -117,7 +144,10 @@ class _Planner:
         for sequence in self.running:
             computed = sequence.computed
             if sequence.target - computed == 1:
-                self.plan.work.append(Work(sequence, computed, 1, True))
+                if sequence.ladder is None:
+                    self.plan.work.append(Work(sequence, computed, 1, True))
+                else:
+                    self._add(sequence, computed, 1)
             else:
                 self.pending.append(sequence)
 
@@ -133,14 +163,15 @@ class _Planner:
                 break  # before the look-up, which costs more than the rest
             if self.plan.preempt and self.plan.preempt[-1].rank < sequence.rank:
                 break  # a victim is next in order
-            hit = self.kv.match(sequence.token_ids, sequence.cache_salt) if sequence.reuse else PrefixHit(0, 0)
+            limit = sequence.reuse_limit
+            hit = MISS if limit == 0 else self.kv.match(sequence.token_ids, sequence.cache_salt, limit)
             start = hit.frames * FRAME
             if any(self._follows(sequence, start, leader) for leader in leaders):
                 followers += 1  # it keeps the place in the batch that it will take
                 if len(self.running) + followers >= self.limits.max_batch_size:
                     break
                 continue
-            if not self._share(sequence.target - start) or not self._admit(sequence, hit, followers):
+            if not self._share(sequence.stop(start) - start) or not self._admit(sequence, hit, followers):
                 break
             leaders.append(sequence)
             self._compute(sequence, start)
@@ -148,7 +179,7 @@ class _Planner:
             self._compute(sequence, sequence.computed)
         if self.plan.preempt:  # the last in order, so that no one else's share of the budget changes
             self.plan.work = [work for work in self.plan.work if work.sequence not in self.plan.preempt]
-            self.plan.reserve = [(s, n) for s, n in self.plan.reserve if s not in self.plan.preempt]
+            self.plan.reserve = [wish for wish in self.plan.reserve if wish.sequence not in self.plan.preempt]
 
     def _share(self, left: int) -> int:
         """How many of `left` prompt tokens the budget grants."""
@@ -157,32 +188,47 @@ class _Planner:
         return left if self.budget == self.limits.chunk_size else 0
 
     def _compute(self, sequence: Sequence, start: int) -> None:
-        count = self._share(sequence.target - start)
+        count = self._share(sequence.stop(start) - start)
         if count > 0:
             self.budget -= count
-            self.plan.work.append(Work(sequence, start, count, start + count == sequence.target))
+            self._add(sequence, start, count)
+
+    def _add(self, sequence: Sequence, start: int, count: int) -> None:
+        samples, sparse = start + count == sequence.target, sequence.sparsified_from is not None
+        self.plan.work.append(Work(sequence, start, count, samples, sparse, sequence.weighs(start)))
+
+    def _step(self, sequence: Sequence, start: int) -> int:
+        """Up to which position a step computes a sequence at most."""
+        return start + 1 if sequence.target == start + 1 else min(sequence.stop(start), start + self.limits.chunk)
+
+    def _run(self, sequence: Sequence, goal: int) -> int:
+        """The positions up to which it gets frames at once: its goal, or the next point of its budget."""
+        rung = sequence.rung
+        return goal if rung is None else min(goal, rung.point)
 
     def _follows(self, sequence: Sequence, found: int, leader: Sequence) -> bool:
         """Whether `leader` is about to compute the frame after the `found` tokens that `sequence` can reuse."""
         end = found + FRAME
+        limit = sequence.reuse_limit
         return (
-            sequence.reuse
+            (limit is None or end <= limit)
             and self.kv.shares_prefixes
             and leader.cache_salt == sequence.cache_salt
-            and leader.computed < end <= leader.target
+            and leader.computed < end <= leader.shareable
             and end < sequence.target
             and leader.token_ids[:end] == sequence.token_ids[:end]
         )
 
     def _admit(self, sequence: Sequence, hit: PrefixHit, followers: int) -> bool:
         """Take a place and frames for a waiting sequence, from sequences of lower priority if need be."""
-        whole = frames_for(sequence.target + 1)
+        fresh = self.kv.fresh(hit, sequence.goal, self.limits.chunk, sequence.ladder)
         # Frames that a victim shares may turn idle, and then count in what it releases: they are paid for in full.
-        cost = whole if self.plan.preempt else whole - hit.frames + hit.idle
+        whole = fresh + hit.held
+        cost = whole if self.plan.preempt else fresh + hit.idle
         places = self.limits.max_batch_size - len(self.running) - followers
         available = self.available
         rest = len(self.running)
-        while places < 1 or (rest and cost + rest > available):
+        while places < 1 or (rest and cost + rest * self.kv.n_groups > available):
             if not rest or (self.plan.admit and not self.plan.preempt):
                 return False  # what was admitted without paying in full may rest on a victim's frames
             victim = self.running[rest - 1]
@@ -197,7 +243,8 @@ class _Planner:
         self.available -= cost
         insort(self.running, sequence, key=rank)
         self.plan.admit.append(sequence)
-        self.plan.reserve.append((sequence, sequence.target + 1))
+        step = self._step(sequence, hit.frames * FRAME)
+        self.plan.reserve.append(Reservation(sequence, self._run(sequence, sequence.goal), step, 0))
         return True
 
     def _preempt_last(self) -> None:

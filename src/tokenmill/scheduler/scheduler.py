@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.types import FRAME
-from tokenmill.kv.manager import KVManager, frames_for
-from tokenmill.scheduler.plan import Limits, Work, plan
+from tokenmill.kv.manager import KVManager
+from tokenmill.kv.prefix_tree import MISS
+from tokenmill.scheduler.plan import Limits, Reservation, Work, plan
 from tokenmill.scheduler.queues import SequenceQueue
-from tokenmill.scheduler.sequence import Sequence
+from tokenmill.scheduler.sequence import Sequence, Weights
 
 Step = list[Work]
 
@@ -17,8 +19,9 @@ Step = list[Work]
 class Scheduler:
     """Owns every sequence from `add` until `finish` or `abort`.
 
-    A step is `schedule` (plan it and move frames), the model's work on it, and `commit`. n_preemptions: since the
-    start. prefix_queries, prefix_hits: prompt tokens looked up, and found, in the prefix tree at first admissions.
+    A step is `schedule` (plan it and move frames), the model's work on it, and `commit`. Since the start: n_preemptions;
+    prefix_queries, prefix_hits: prompt tokens looked up, and found, in the prefix cache at first admissions; n_sparsified: points of
+    budgets at which frames were given up.
     """
 
     def __init__(self, kv: KVManager, limits: Limits) -> None:
@@ -27,6 +30,7 @@ class Scheduler:
         self.n_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.n_sparsified = 0
         self._waiting = SequenceQueue()
         self._running = SequenceQueue()
         self._requests: dict[str, dict[int, Sequence]] = {}
@@ -56,13 +60,9 @@ class Scheduler:
         assert sequence.choice not in choices, f"{sequence.id} is already here"
         max_tokens = sequence.params.max_tokens
         assert max_tokens is not None, "max_tokens is resolved before a sequence is scheduled"
-        need, total = frames_for(sequence.prompt_len + max_tokens), self.kv.n_frames
-        if need > total:
-            raise KVBudgetTooSmall(
-                f"prompt has {sequence.prompt_len} tokens and max_tokens is {max_tokens}: together {need} KV frames of {FRAME} tokens, "
-                f"but the KV pool has {total} ({total * FRAME} tokens): shorten the prompt, lower max_tokens or raise memory_budget_gb",
-                param="max_tokens",
-            )
+        if sequence.kv_budget is not None:
+            sequence.ladder = self.kv.ladder(sequence.kv_budget)
+        self._check_fit(sequence, max_tokens)
         self._requests[sequence.request_id] = choices
         choices[sequence.choice] = sequence
         self._waiting.push(sequence)
@@ -93,7 +93,7 @@ class Scheduler:
         decision = plan(self._waiting, self._running, self.limits, self.kv)
         for sequence in decision.preempt:
             self._stop(sequence)
-            sequence.computed = 0
+            sequence.restart()
             self._waiting.push(sequence)
             self.n_preemptions += 1
         for sequence in decision.admit:
@@ -102,17 +102,22 @@ class Scheduler:
         assert decision.work, "sequences are queued, but none can run"
         return decision.work
 
-    def commit(self, step: Step, sampled: Mapping[Sequence, int]) -> None:
-        """The step is computed. sampled: the new token of each sequence whose work says `samples`.
+    def commit(self, step: Step, sampled: Mapping[Sequence, int], weights: Mapping[Sequence, Weights] = MappingProxyType({})) -> None:
+        """The step is computed. sampled: the new token of each sequence whose work says `samples`. weights: of each whose work
+        says `weighs`, the attention that its rows of this step gave to each frame of positions, in groups that keep everything.
 
-        Sequences that ended since `schedule` are passed over.
+        Sequences that ended since `schedule` are passed over. One that is `over_budget` now is to be finished.
         """
-        for sequence, start, n_tokens, samples in step:
+        for sequence, start, n_tokens, samples, _, weighs in step:
             if not sequence.running:
                 continue
             assert sequence.computed == start, f"{sequence.id} has {sequence.computed} computed tokens, its work starts at {start}"
             sequence.computed = start + n_tokens
             self.kv.commit(sequence.id, sequence.token_ids, sequence.computed)
+            if sequence.ladder is not None:
+                if weighs:
+                    sequence.weigh(weights[sequence])
+                self._climb(sequence)
             if samples:
                 sequence.token_ids.append(sampled[sequence])
 
@@ -127,7 +132,7 @@ class Scheduler:
             order = [s.rank for s in queue]
             assert order == sorted(order), "a queue is out of order"
         assert all(s.running for s in self._running), "a running sequence is not marked so"
-        assert not any(s.running or s.computed for s in self._waiting), "a waiting sequence has a place or computed tokens"
+        assert not any(s.running or s.computed or s.climbed for s in self._waiting), "a waiting sequence has a place or computed tokens"
         assert all(s.computed <= self.kv.covered(s.id) for s in self._running), "computed positions have no frames"
         assert self.kv.n_holders == len(self._running), "a table belongs to no running sequence"
 
@@ -135,7 +140,8 @@ class Scheduler:
         self._waiting.remove(sequence)
         self._running.push(sequence)
         sequence.running = True
-        sequence.computed = self.kv.acquire(sequence.id, sequence.token_ids, sequence.cache_salt, sequence.reuse)
+        sequence.computed = self.kv.acquire(sequence.id, sequence.token_ids, sequence.cache_salt, sequence.reuse_limit)
+        self.kv.promise(sequence.id, sequence.goal, self.limits.chunk, sequence.ladder)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
             sequence.cached_tokens = sequence.computed
@@ -147,10 +153,43 @@ class Scheduler:
         sequence.running = False
         self.kv.release(sequence.id)
 
-    def _reserve(self, wishes: list[tuple[Sequence, int]]) -> None:
-        needs = [frames_for(n_tokens) - self.kv.covered(s.id) // FRAME for s, n_tokens in wishes]
-        later = sum(needs)
-        for (sequence, n_tokens), need in zip(wishes, needs, strict=True):
+    def _reserve(self, wishes: list[Reservation]) -> None:
+        """A sequence with a budget takes no larger pages than it needs; others leave a frame per running sequence and group."""
+        later, rest = sum(wish.need for wish in wishes), self.n_running * self.kv.n_groups
+        for sequence, n_tokens, step, need in wishes:
             later -= need
-            done = self.kv.reserve(sequence.id, n_tokens, keep=later + self.n_running)
+            keep = self.kv.n_frames if sequence.ladder is not None else later + rest
+            done = self.kv.reserve(sequence.id, n_tokens, step, keep)
             assert done, f"the plan promised {need} frames to {sequence.id}, but {self.kv.available} are available"
+
+    def _climb(self, sequence: Sequence) -> None:
+        """Give up frames at a point of the budget."""
+        rung = sequence.rung
+        if rung is not None and sequence.computed == rung.point:
+            self.kv.sparsify(sequence.id, rung, () if sequence.weights is None else sequence.weights.tolist())
+            self.n_sparsified += 1
+            sequence.climbed += 1
+            sequence.weights = None
+            if sequence.sparsified_from is None:
+                sequence.sparsified_from = rung.point
+        if sequence.sparsified_from is not None:
+            sequence.dropped_tokens = self.kv.dropped(sequence.id)
+
+    def _check_fit(self, sequence: Sequence, max_tokens: int) -> None:
+        """Refuse what could not run even alone."""
+        ladder, prompt_len = sequence.ladder, sequence.prompt_len
+        if ladder is not None and not ladder.fits(prompt_len):
+            raise KVBudgetTooSmall(
+                f"prompt has {prompt_len} tokens, which take {ladder.peak(prompt_len)} KV frames of {FRAME} tokens, but the request's "
+                f"KV budget is {ladder.budget}: shorten the prompt or raise kv_budget_mb (or per_request_budget_gb)",
+                param="kv_budget_mb",
+            )
+        most = prompt_len + max_tokens
+        need, total = self.kv.fresh(MISS, most, self.limits.chunk, ladder), self.kv.n_frames
+        if need > total:
+            raise KVBudgetTooSmall(
+                f"prompt has {prompt_len} tokens and max_tokens is {max_tokens}: together {need} KV frames of {FRAME} tokens, "
+                f"but the KV pool has {total} ({total * FRAME // self.kv.n_groups} tokens): shorten the prompt, lower max_tokens or raise "
+                "memory_budget_gb",
+                param="max_tokens",
+            )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tokenmill.core.types import FinishReason, SamplingParams
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.types import FRAME, FinishReason, SamplingParams
+from tokenmill.kv.budget import WEIGHED, Ladder, Rung
+
+Weights = npt.NDArray[np.int64]
+"""Attention weights by frame of positions, fixed point."""
 
 
 @dataclass(eq=False, slots=True)
@@ -18,6 +25,10 @@ class Sequence:
     is the same.
     cached_tokens, first_scheduled: prompt tokens found in the prefix tree, and the time, at first admission.
     running: whether it has a place in the batch and frames.
+    kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
+    scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
+    has not seen everything. dropped_tokens: positions that some KV group no longer has. weights: of frames, as gathered so far for the
+    next point. All these go back to nothing with preemption.
     finish_reason, stop_token: set by whoever ends the sequence.
     """
 
@@ -30,11 +41,17 @@ class Sequence:
     arrival: float = 0.0
     cache_salt: str = ""
     reuse: bool = True
+    kv_budget: int | None = None
     prompt_len: int = field(init=False)
     id: tuple[str, int] = field(init=False)
     rank: tuple[int, float, str, int] = field(init=False)
     computed: int = field(default=0, init=False)
     running: bool = field(default=False, init=False)
+    ladder: Ladder | None = field(default=None, init=False)
+    climbed: int = field(default=0, init=False)
+    sparsified_from: int | None = field(default=None, init=False)
+    dropped_tokens: int = field(default=0, init=False)
+    weights: Weights | None = field(default=None, init=False)
     cached_tokens: int = field(default=0, init=False)
     first_scheduled: float | None = field(default=None, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -54,3 +71,63 @@ class Sequence:
     @property
     def n_output(self) -> int:
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the newest token's keys and values would not fit into the budget: the sequence is over."""
+        return self.ladder is not None and not self.ladder.fits(self.target)
+
+    @property
+    def rung(self) -> Rung | None:
+        """The next point of its ladder."""
+        return None if self.ladder is None else self.ladder.rung(self.climbed)
+
+    @property
+    def goal(self) -> int:
+        """Tokens to have frames for at admission: all, and one more if the budget has room for it."""
+        return self.target if self.ladder is not None and not self.ladder.fits(self.target + 1) else self.target + 1
+
+    @property
+    def reuse_limit(self) -> int | None:
+        """How many tokens may come from the prefix cache (None: any number).
+
+        Rows whose attention is weighed are computed, and so is the last frame before a point, so that it is passed by computing.
+        """
+        if not self.reuse:
+            return 0
+        first = None if self.ladder is None else self.ladder.rung(0)
+        return None if first is None else first.point - (WEIGHED if first.weighs else FRAME)
+
+    @property
+    def shareable(self) -> int:
+        """How many of its tokens others may come to share: what it computes beyond its first point never enters the prefix cache."""
+        first = None if self.ladder is None else self.ladder.rung(0)
+        return self.target if first is None else min(self.target, first.point)
+
+    def stop(self, start: int) -> int:
+        """Where work that begins at `start` ends at the latest: at its target, at a point, or where weighing for it begins."""
+        rung = self.rung
+        if rung is None:
+            return self.target
+        if rung.weighs and start < rung.point - WEIGHED:
+            return min(self.target, rung.point - WEIGHED)
+        return min(self.target, rung.point)
+
+    def weighs(self, start: int) -> bool:
+        """Whether the attention of the rows from `start` on decides what goes at the next point."""
+        rung = self.rung
+        return rung is not None and rung.weighs and start >= rung.point - WEIGHED
+
+    def weigh(self, weights: Weights) -> None:
+        """Add what more rows have attended to."""
+        if self.weights is None:
+            self.weights = weights.copy()
+            return
+        if len(weights) > len(self.weights):
+            self.weights = np.concatenate((self.weights, np.zeros(len(weights) - len(self.weights), np.int64)))
+        self.weights[: len(weights)] += weights
+
+    def restart(self) -> None:
+        """Nothing is computed any more."""
+        self.computed = self.climbed = self.dropped_tokens = 0
+        self.sparsified_from = self.weights = None
