@@ -17,8 +17,9 @@ from tokenmill.core.types import FRAME
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
+from tokenmill.kernels.layout import KVLayout
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import NUMERICS_VERSION, Program
+from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.kv.manager import KVManager
@@ -41,7 +42,8 @@ def build_engine(config: EngineConfig) -> Engine:
     digest = _digest_beside(path)
     pool = Pool(config.threads, cpus=config.cpus)
     model = load(path, pool)
-    token_bytes = _kv_bytes_per_token(model.program)
+    layout = KVLayout.single(model.program)
+    token_bytes = layout.frame_bytes(model.program.shape.head_dim) // FRAME
     capacity = plan_capacity(config, model.config.context, token_bytes, available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
     tape = Tape(
@@ -52,6 +54,7 @@ def build_engine(config: EngineConfig) -> Engine:
         max_rows=prompt_rows + config.max_batch_size,
         max_outputs=MAX_OUTPUTS,
         n_frames=capacity.n_frames,
+        layout=layout,
     )
     kv = KVManager(kv_groups(model.config), capacity.n_frames, config.block_manager_config)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
@@ -113,7 +116,3 @@ def _digest_beside(path: Path) -> Future[bytes]:
 
     threading.Thread(target=work, name="model digest", daemon=True).start()
     return found
-
-
-def _kv_bytes_per_token(program: Program) -> int:
-    return program.layers * program.shape.kv_heads * program.shape.head_dim * 2 * 2

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.core.types import TokenLogprobs
 from tokenmill.engine.generation import Generation
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Draw, Question, Sampler
@@ -94,7 +94,7 @@ class Runner:
             row = len(tokens)
             tokens.extend(sequence.token_ids[start : start + n_tokens])
             table = self._kv.table(sequence.id)
-            segments.append(Segment(row, n_tokens, start, table.first, table.starts))
+            segments.append(Segment(row, n_tokens, start, (Pages(table.first, table.starts),)))
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
                 wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenmill.core.types import FRAME
 from tokenmill.kernels.native import PackedWeight, Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.measure.machine import largest_cache
 from tokenmill.measure.op_programs import TOKENS, LinearKind, ModelOps, attention_program, norm_of
@@ -120,7 +120,7 @@ class OpTimer:
         tape = Tape(program, weights, {}, self._pool, streams * rows, 1, streams * frames)
         tape.fill_kv(KV_BYTE)
         start = np.zeros(1, np.int32)
-        segments = [Segment(i * rows, rows, context, np.array([i * frames], np.int32), start) for i in range(streams)]
+        segments = [Segment(i * rows, rows, context, (Pages(np.array([i * frames], np.int32), start),)) for i in range(streams)]
         seconds = self._seconds(tape, segments, streams * rows) / layers
         what: Row = {"phase": phase, "streams": streams, "rows": streams * rows, "context": context}
         return what | _figures(seconds, read, operations, self._ceilings.floor(read, bf16=operations))
@@ -128,7 +128,7 @@ class OpTimer:
     def _op_seconds(self, kind: LinearKind, weights: dict[str, PackedWeight], copies: int, rows: int) -> float:
         tape = Tape(kind.program(copies), weights, norm_of(kind), self._pool, rows, 1, -(-rows // FRAME))
         zero = np.zeros(1, np.int32)
-        return self._seconds(tape, [Segment(0, rows, 0, zero, zero)], rows) / copies
+        return self._seconds(tape, [Segment(0, rows, 0, (Pages(zero, zero),))], rows) / copies
 
     def _seconds(self, tape: Tape, segments: list[Segment], rows: int) -> float:
         tokens = self._rng.integers(0, TOKENS, rows).astype(np.int32)

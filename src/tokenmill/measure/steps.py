@@ -14,7 +14,7 @@ from tokenmill.core.messages import Generate
 from tokenmill.core.types import FRAME, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.measure.costs import Costs
 from tokenmill.measure.plot import Chart, Line
@@ -71,7 +71,7 @@ class ForwardPass:
         for start in range(0, tokens, CHUNK):
             n = min(CHUNK, tokens - start)
             wanted = np.array([n - 1] if start + n == tokens else [], np.int32)
-            chunks.append(Batch(self._tokens(n), [Segment(0, n, start, zero, zero)], wanted))
+            chunks.append(Batch(self._tokens(n), [Segment(0, n, start, (Pages(zero, zero),))], wanted))
 
         def run() -> None:
             for chunk in chunks:
@@ -85,7 +85,7 @@ class ForwardPass:
 
     def decode(self, ceilings: Ceilings, streams: int) -> Row:
         start = np.zeros(1, np.int32)
-        segments = [Segment(i, 1, self._context, np.array([i * self._frames], np.int32), start) for i in range(streams)]
+        segments = [Segment(i, 1, self._context, (Pages(np.array([i * self._frames], np.int32), start),)) for i in range(streams)]
         batch = Batch(self._tokens(streams), segments, np.arange(streams, dtype=np.int32))
         seconds = median_seconds(lambda: self._tape.run(batch), DECODE_RUNS)
         floor = self._costs.decode_floor(ceilings, streams, self._context)
