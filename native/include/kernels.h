@@ -96,10 +96,10 @@ struct Run {
 
 // What there is of a cut for the rows of a kv head.
 struct Cut {
-    static constexpr int kFrames = kCut / kFrame;
-    int number, runs;
+    static constexpr int kFrames = kCut / kFrame, kAhead = 8;
+    int number, runs, ahead;          // ahead: of the frames after the last run, which are read next, if not 0
     Run run[kFrames / 2 + 2];
-    const uint8_t* frames[kFrames];   // a head's bytes; only those in runs
+    const uint8_t* frames[kFrames + kAhead];   // a head's bytes; only those in runs and those ahead
 };
 
 // Result of a cut for up to kMaxAttendRows rows. l is 0 where a row sees nothing of the cut.

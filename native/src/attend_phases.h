@@ -47,26 +47,42 @@ struct ItemRows {
             const int t = segment.position + token(i);
             rows[i] = {a.q + (size_t(segment.row + token(i)) * a.heads + head(i)) * a.page.query_bytes(), sight.lo(t), sight.recent(t), t + 1};
         }
-        lo = rows[0].lo;   // rows ascend
-        recent = rows[0].recent;
-        hi = rows[item.count - 1].hi;
+        const int first = segment.position + token(0);   // rows ascend
+        lo = sight.lo(first);
+        recent = sight.recent(first);
+        hi = segment.position + token(item.count - 1) + 1;
     }
     int token(int i) const { return (item.first + i) / (a.heads / a.kv_heads); }
     int head(int i) const { return item.kv_head * (a.heads / a.kv_heads) + (item.first + i) % (a.heads / a.kv_heads); }
 
     // Calls body with each cut that a row may see something of.
-    template <class Body> void each_cut(const StepState& s, Body body) const {
-        for (int c = lo / kCut; c <= (hi - 1) / kCut; ++c)
-            if (sight.sees(c, recent)) body(cut(s, c));
+    template <class Body> void each_cut(const StepState& s, const AttendItem* next, Body body) const {
+        const int last = (hi - 1) / kCut;
+        for (int c = lo / kCut; c <= last; ++c) {
+            if (!sight.sees(c, recent)) continue;
+            Cut here = cut(s, c);
+            if (c == last && next) look_ahead(here, s, *next);
+            body(here);
+        }
     }
 
     Cut cut(const StepState& s, int number) const {
         Cut c;
         c.number = number;
-        c.runs = 0;
+        c.runs = c.ahead = 0;
         add_runs(c, s, lo, std::min(hi, sight.sinks), true);
         add_runs(c, s, std::max(recent, sight.sinks), hi, false);
         return c;
+    }
+
+    // Has the frames that the next item begins with fetched during the last tiles of a cut. They are taken to be of one page.
+    void look_ahead(Cut& c, const StepState& s, const AttendItem& next) const {
+        if (c.runs == 0 || s.batch.segments[next.segment].rows > 1) return;
+        const ItemRows rows(a, s, next);
+        const uint8_t* frame = rows.frame_of(s, std::max(rows.lo, next.cut * kCut) / kFrame);
+        if (!frame) return;
+        c.ahead = Cut::kAhead;
+        for (int i = 0; i < Cut::kAhead; ++i, frame += a.page.head_bytes()) c.frames[c.run[c.runs - 1].last + i] = frame;
     }
 
     // Finishes the rows: writes what attention gives, and keeps what weighing needs.
@@ -85,6 +101,13 @@ struct ItemRows {
     float* sums_of(int r) const { return a.sums + (size_t(segment.row + token(r)) * a.heads + head(r)) * 2; }
 
 private:
+    const uint8_t* frame_of(const StepState& s, int number) const {
+        const int32_t* starts = s.batch.starts.data() + table.extent;
+        const size_t e = table.extent + (std::upper_bound(starts, starts + table.extents, number) - starts) - 1;
+        const int32_t first = s.batch.frames[e];
+        return first < 0 ? nullptr : a.place.slots[item.kv_head] + size_t(first + number - s.batch.starts[e]) * a.page.head_bytes();
+    }
+
     // The frames of [lo, hi) that are in the cut and not in a hole.
     void add_runs(Cut& c, const StepState& s, int lo, int hi, bool early) const {
         lo = std::max(lo, c.number * kCut);
@@ -120,11 +143,14 @@ struct AttendPhase final : Phase {
         const int hd = a.page.head_dim;
         for (int i = begin; i < end; ++i) {
             const AttendItem& item = plan.items[i];
+            const AttendItem* next = i + 1 < end ? &plan.items[i + 1] : nullptr;
             const ItemRows at(a, s, item);
             CutResult part;
             if (item.cut >= 0) {
+                Cut cut = at.cut(s, item.cut);
+                if (next) at.look_ahead(cut, s, *next);
                 part.o = a.partials.o + size_t(item.partial) * kMaxAttendRows * hd;
-                a.k.attend_cut(a.page, at.rows, item.count, at.cut(s, item.cut), *scratch.attend, part);
+                a.k.attend_cut(a.page, at.rows, item.count, cut, *scratch.attend, part);
                 float* m = a.partials.m + size_t(item.partial) * 2 * kMaxAttendRows;
                 std::copy_n(part.m, item.count, m);
                 std::copy_n(part.l, item.count, m + kMaxAttendRows);
@@ -134,7 +160,7 @@ struct AttendPhase final : Phase {
             CutResult total;
             total.o = scratch.total.as<float>();
             std::fill_n(total.l, kMaxAttendRows, 0.0f);
-            at.each_cut(s, [&](const Cut& cut) {
+            at.each_cut(s, next, [&](const Cut& cut) {
                 a.k.attend_cut(a.page, at.rows, item.count, cut, *scratch.attend, part);
                 a.k.merge_cut(total, part, item.count, hd);
             });
@@ -187,7 +213,7 @@ struct WeighPhase final : Phase {
                     m[r] = at.sums_of(r)[0];
                     l[r] = at.sums_of(r)[1];
                 }
-                at.each_cut(s, [&](const Cut& cut) {
+                at.each_cut(s, nullptr, [&](const Cut& cut) {
                     a.k.weigh_frames(a.page, at.rows, item.count, cut, *scratch.attend, m, l, weights + cut.number * Cut::kFrames);
                 });
             }

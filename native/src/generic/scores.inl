@@ -66,14 +66,14 @@ template <KVType type, int R, int T> [[gnu::always_inline]] inline void add_scor
     }
 }
 
-// R rows, T tiles from frame f on. Meanwhile the next tiles are fetched, values and all, if asked.
-template <KVType type, int R, int T> inline void score_tiles(const PageFormat& page, const VisibleRow* rows, const Cut& cut, int f, int first, int last, bool fetching, AttendScratch& t) {
+// R rows, T tiles from frame f on. Meanwhile the next tiles up to frame `fetched` are fetched, values and all.
+template <KVType type, int R, int T> inline void score_tiles(const PageFormat& page, const VisibleRow* rows, const Cut& cut, int f, int first, int last, int fetched, AttendScratch& t) {
     Tile tile[T];
     UNROLL for (int i = 0; i < T; ++i) tile[i] = tile_of(cut, f + 2 * i, first, last);
     const int next = f + 2 * T;
     F acc[T][R];
     UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) acc[i][r] = f_set(0.0f);
-    add_scores<type, R, T>(acc, page, rows, tile, {cut.frames + next, !fetching ? 0 : last - next < 2 * T ? last - next : 2 * T, page.head_bytes()});
+    add_scores<type, R, T>(acc, page, rows, tile, {cut.frames + next, fetched - next < 2 * T ? fetched - next : 2 * T, page.head_bytes()});
     UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) f_store(&t.score[r][8 * f + 16 * i], acc[i][r]);
 }
 
@@ -83,24 +83,25 @@ constexpr int score_tiles_of(KVType type, int rows) {
     return rows == 1 ? 2 * kScoreTiles : rows <= 4 ? kScoreTiles : 1;
 }
 
-template <KVType type, int R> void scores(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Span& span, AttendScratch& t) {
-    if constexpr (R > 1) if (n < R) return scores<type, R - 1>(page, rows, n, cut, span, t);
+template <KVType type, int R> void scores(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, const Span& span, AttendScratch& t) {
+    if constexpr (R > 1) if (n < R) return scores<type, R - 1>(page, rows, n, cut, spans, span, t);
     constexpr int tiles = score_tiles_of(type, R);
     const int first = span.first(), last = span.last();
     // Heads of one token read what nobody has read before; rows of a prompt, what their neighbours have just read.
     const bool fetching = rows[0].hi == rows[n - 1].hi;
+    const int fetched = !fetching ? 0 : &span + 1 == spans.end() ? last + cut.ahead : last;
     if (fetching) FrameFetch{cut.frames + first, last - first < 2 * tiles ? last - first : 2 * tiles, page.head_bytes()}.lines(tiles * page.head_dim);
     int f = first & ~1;
-    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<type, R, tiles>(page, rows, cut, f, first, last, fetching, t);
-    for (; f < last; f += 2) score_tiles<type, R, 1>(page, rows, cut, f, first, last, fetching, t);
+    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<type, R, tiles>(page, rows, cut, f, first, last, fetched, t);
+    for (; f < last; f += 2) score_tiles<type, R, 1>(page, rows, cut, f, first, last, fetched, t);
 }
 
 void all_scores(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, AttendScratch& t) {
     for (const Span& span : spans) {
         switch (page.key) {
-            case KVType::Bf16: scores<KVType::Bf16, kMaxAttendRows>(page, rows, n, cut, span, t); break;
-            case KVType::Int8: scores<KVType::Int8, kMaxAttendRows>(page, rows, n, cut, span, t); break;
-            case KVType::Int4: scores<KVType::Int4, kMaxAttendRows>(page, rows, n, cut, span, t); break;
+            case KVType::Bf16: scores<KVType::Bf16, kMaxAttendRows>(page, rows, n, cut, spans, span, t); break;
+            case KVType::Int8: scores<KVType::Int8, kMaxAttendRows>(page, rows, n, cut, spans, span, t); break;
+            case KVType::Int4: scores<KVType::Int4, kMaxAttendRows>(page, rows, n, cut, spans, span, t); break;
         }
     }
 }

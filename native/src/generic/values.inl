@@ -1,21 +1,22 @@
 // The other half of attention: weights times values.
 
 template <int R, int V> void weigh(const AttendScratch& t, int row, const Cut& cut, const Spans& spans, const PageFormat& page, int dim, float* o) {
-    const int hd = page.head_dim;
+    const size_t hd = page.head_dim, at = page.values_at() + 4 * dim;
     F acc[R][V];
     UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = f_set(0.0f);
     for (const Span& span : spans) {
+        const unsigned end = span.to;
         // The position before an odd one was written by this sequence, and has p = 0 over finite values.
-        for (int pos = span.from & ~1; pos < span.to; pos += 2) {
-            const uint8_t* values = cut.frames[pos / kFrame] + page.values_at() + (size_t(pos % kFrame / 2) * hd + dim) * 4;
+        for (unsigned pos = span.from & ~1; pos < end; pos += 2) {
+            const uint8_t* values = cut.frames[pos / kFrame] + at + pos % kFrame / 2 * hd * 4;
             UNROLL for (int v = 0; v < V; ++v) {
                 B x = b_load(values + 64 * v);
-                if (pos + 1 == span.to) x = b_even_only(x);
+                if (pos + 1 == end) x = b_even_only(x);
                 UNROLL for (int r = 0; r < R; ++r) acc[r][v] = dot2(acc[r][v], x, &t.p[row + r][pos]);
             }
         }
     }
-    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) f_store(o + size_t(row + r) * hd + dim + 16 * v, acc[r][v]);
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int v = 0; v < V; ++v) f_store(o + (row + r) * hd + dim + 16 * v, acc[r][v]);
 }
 
 // Rows from `row` to n: R at a time, then what is left.
