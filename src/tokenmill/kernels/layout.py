@@ -32,6 +32,15 @@ class KVFormat:
     value: KVType = "bf16"
     group_size: int = 64
 
+    @classmethod
+    def parse(cls, text: str, group_size: int = 64) -> KVFormat:
+        """`int8` for both or `int8/int4` for keys and values. Raises ValueError."""
+        names: dict[str, KVType] = {name: name for name in _BITS}
+        key, _, value = text.partition("/")
+        if key not in names or (value or key) not in names:
+            raise ValueError(f"KV format is {text!r}, but must be one of {', '.join(names)}, or two such as int8/int4 for keys and values")
+        return cls(names[key], names[value or key], group_size)
+
     def __post_init__(self) -> None:
         if self.group_size < 32 or self.group_size % 32:
             raise ValueError(f"group_size is {self.group_size}, but must be a multiple of 32")
