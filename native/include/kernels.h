@@ -112,7 +112,7 @@ struct CutResult {
 struct AttendScratch {
     alignas(64) float score[kMaxAttendRows][kCut];   // p, in the end, if values are integers
     alignas(64) uint16_t p[kMaxAttendRows][kCut];    // or digits of weights, s8 [2][kCut]
-    alignas(64) float weight[kCut];
+    alignas(64) float scale[kCut], minimum[kCut];    // of integer values of a group
 };
 
 struct RotateArgs {

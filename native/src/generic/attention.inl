@@ -1,24 +1,26 @@
 // Attention over one cut, merging cuts, and what attention weighs frames.
 
+// Lanes of the tile at position i that a row sees, `other` elsewhere.
+inline F seen_of(F x, const Seen& seen, int i, float other) {
+    return seen.lo <= i && i + 16 <= seen.hi ? x : f_select(x, seen.lo - i, seen.hi - i, other);
+}
+
 // Turns the scores of one row into p, 0 where it sees nothing: bf16 numbers for bf16 values, otherwise floats in place of the scores.
 template <bool narrow> void soften(const VisibleRow& row, int r, const Spans& spans, AttendScratch& t, CutResult& out) {
     constexpr float none = -__builtin_inff();
-    const bool sees = spans.seen_by(row);
+    bool sees = false;
     F high = f_set(none);
     for (const Span& span : spans) {
         const Seen seen(row, span, spans.base);
-        for (int i = span.from & ~15; i < span.to; i += 16) {
-            const F s = f_select(f_load(&t.score[r][i]), seen.lo - i, seen.hi - i, none);
-            f_store(&t.score[r][i], s);
-            high = f_max(high, s);
-        }
+        sees = sees || seen.lo < seen.hi;
+        for (int i = span.from & ~15; i < span.to; i += 16) high = f_max(high, seen_of(f_load(&t.score[r][i]), seen, i, none));
     }
     const float m = f_highest(high);
     F sum = f_set(0.0f);
     for (const Span& span : spans) {
         const Seen seen(row, span, spans.base);
         for (int i = span.from & ~15; i < span.to; i += 16) {
-            F p = f_select(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), seen.lo - i, seen.hi - i, 0.0f);
+            F p = seen_of(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), seen, i, 0.0f);
             if constexpr (narrow) p = store_bf16(&t.p[r][i], p);
             else f_store(&t.score[r][i], p);
             sum = f_add(sum, p);
@@ -35,7 +37,7 @@ void attend_cut(const PageFormat& page, const VisibleRow* rows, int n, const Cut
         if (page.value == KVType::Bf16) soften<true>(rows[r], r, spans, t, out);
         else soften<false>(rows[r], r, spans, t, out);
     }
-    if (spans.n) all_weigh(page, rows, n, cut, spans, t, out.o);
+    if (spans.n) all_weigh(page, n, cut, spans, t, out.o);
 }
 
 void merge_cut(CutResult& total, const CutResult& cut, int rows, int hd) {

@@ -36,11 +36,6 @@ struct Spans {
     }
     const Span* begin() const { return at; }
     const Span* end() const { return at + n; }
-    bool seen_by(const VisibleRow& row) const {
-        for (const Span& span : *this)
-            if (const Seen seen(row, span, base); seen.lo < seen.hi) return true;
-        return false;
-    }
 };
 
 // The two frames of a tile of 16 positions.

@@ -35,30 +35,38 @@ struct GroupWeights {
     float step[kMaxAttendRows], minimum[kMaxAttendRows];
 };
 
-// p times the scales of values, and its digits.
-template <KVType type> void split_weights(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, int group, AttendScratch& t, GroupWeights& w) {
+// Scales and minima of a group's values, 0 outside of spans. Returns 0, or NaN if one is no number.
+template <KVType type> float spread_scales(const PageFormat& page, const Cut& cut, const Spans& spans, int group, AttendScratch& t) {
     const size_t scales = page.value_scales_at() + group * page.value_scale_bytes();
-    for (int r = 0; r < n; ++r) {
-        F high = f_set(0.0f), nothing = high, minimum = high;
-        for (const Span& span : spans) {
-            const Seen seen(rows[r], span, spans.base);
-            for (int i = span.from & ~15; i < span.to; i += 16) {
-                const Tile tile = tile_of(cut, i / kFrame, span.first(), span.last());
-                const F p = f_load(&t.score[r][i]);
-                const F weight = f_mul(p, f_select(f_bf16_of(tile.lower + scales, tile.upper + scales), seen.lo - i, seen.hi - i, 0.0f));
-                f_store(t.weight + i, weight);
-                high = f_max(high, weight);
-                nothing = f_fma(weight, f_set(0.0f), nothing);
-                if constexpr (type == KVType::Int4)
-                    minimum = f_fma(p, f_select(f_bf16_of(tile.lower + scales + 16, tile.upper + scales + 16), seen.lo - i, seen.hi - i, 0.0f), minimum);
-            }
+    F nothing = f_set(0.0f);
+    for (const Span& span : spans)
+        for (int i = span.from & ~15; i < span.to; i += 16) {
+            const Tile tile = tile_of(cut, i / kFrame, span.first(), span.last());
+            const F scale = f_select(f_bf16_of(tile.lower + scales, tile.upper + scales), span.from - i, span.to - i, 0.0f);
+            f_store(t.scale + i, scale);
+            nothing = f_fma(scale, f_set(0.0f), nothing);
+            if constexpr (type == KVType::Int4) f_store(t.minimum + i, f_select(f_bf16_of(tile.lower + scales + 16, tile.upper + scales + 16), span.from - i, span.to - i, 0.0f));
         }
-        const Digits of(f_highest(high) + f_tree(nothing));
+    return f_tree(nothing);
+}
+
+// p times the scales of a group's values, and its digits. p is 0 where a row sees nothing.
+template <KVType type> void split_weights(const PageFormat& page, int n, const Cut& cut, const Spans& spans, int group, AttendScratch& t, GroupWeights& w) {
+    const float nothing = spread_scales<type>(page, cut, spans, group, t);
+    for (int r = 0; r < n; ++r) {
+        F high = f_set(0.0f), minimum = high;
+        for (const Span& span : spans)
+            for (int i = span.from & ~15; i < span.to; i += 16) {
+                const F p = f_load(&t.score[r][i]);
+                high = f_max(high, f_mul(p, f_load(t.scale + i)));
+                if constexpr (type == KVType::Int4) minimum = f_fma(p, f_load(t.minimum + i), minimum);
+            }
+        const Digits of(f_highest(high) + nothing);
         int8_t* digits = reinterpret_cast<int8_t*>(t.p[r]);
         I sum[2] = {i_set(0), i_set(0)}, first, second;
         for (const Span& span : spans)
             for (int i = span.from & ~15; i < span.to; i += 16) {
-                of.split(f_load(t.weight + i), first, second);
+                of.split(f_mul(f_load(&t.score[r][i]), f_load(t.scale + i)), first, second);
                 i_store_s8(digits + i, first);
                 i_store_s8(digits + kCut + i, second);
                 if constexpr (value_zero(type) != 0) {
@@ -122,18 +130,18 @@ template <KVType type, int R> void weigh_group_rows(const AttendScratch& t, int 
     if constexpr (R > 1) if (row < n) weigh_group_rows<type, R - 1>(t, row, n, cut, spans, page, first, w, o);
 }
 
-template <KVType type> void weigh_integers(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, AttendScratch& t, float* o) {
+template <KVType type> void weigh_integers(const PageFormat& page, int n, const Cut& cut, const Spans& spans, AttendScratch& t, float* o) {
     GroupWeights w;
     for (int g = 0; g < page.groups(); ++g) {
-        split_weights<type>(page, rows, n, cut, spans, g, t, w);
+        split_weights<type>(page, n, cut, spans, g, t, w);
         weigh_group_rows<type, kValueRows>(t, 0, n, cut, spans, page, g * page.group, w, o);
     }
 }
 
-void all_weigh(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, AttendScratch& t, float* o) {
+void all_weigh(const PageFormat& page, int n, const Cut& cut, const Spans& spans, AttendScratch& t, float* o) {
     switch (page.value) {
         case KVType::Bf16: return weigh_rows<kValueRows>(t, 0, n, cut, spans, page, o);
-        case KVType::Int8: return weigh_integers<KVType::Int8>(page, rows, n, cut, spans, t, o);
-        case KVType::Int4: return weigh_integers<KVType::Int4>(page, rows, n, cut, spans, t, o);
+        case KVType::Int8: return weigh_integers<KVType::Int8>(page, n, cut, spans, t, o);
+        case KVType::Int4: return weigh_integers<KVType::Int4>(page, n, cut, spans, t, o);
     }
 }

@@ -23,9 +23,7 @@ def command(
     model: Annotated[str | None, typer.Argument(help="Whose shapes and weight forms; default: SmolLM2-135M's shapes in each form.")] = None,
     forms: Annotated[str | None, typer.Option(help="Without MODEL: weight forms, such as Q4_1,F16; default: all quantised ones.")] = None,
     rows: Annotated[str, typer.Option(help="Numbers of rows (M) of the linear ops.")] = ",".join(map(str, ROWS)),
-    kv: Annotated[
-        str, typer.Option(help="KV format of attention: bf16, int8, int4, or two such as int8/int4.")
-    ] = "bf16",
+    kv: Annotated[str, typer.Option(help="KV format of attention: bf16, int8, int4, or two such as int8/int4.")] = "bf16",
     threads: Threads = 0,
     cpus: Cpus = None,
     seed: options.Seed = 0,
