@@ -73,7 +73,7 @@ void bind_tape(nb::module_& m) {
             std::vector<mill::FrameWeights> to;
             for (const Weights& w : weights) {
                 if (w.shape(0) != size_t(t.pairs())) throw std::invalid_argument("[tape] weights need a row for each head of each layer");
-                to.push_back({w.data(), int(w.shape(1))});
+                to.push_back({w.data(), int(w.shape(1)), std::make_shared<Weights>(w)});
             }
             const mill::Batch batch{span_of(tokens), structs_of<mill::Segment>(segments), structs_of<mill::PageTable>(tables), span_of(frames),
                                     span_of(starts), span_of(outputs), to};

@@ -24,6 +24,7 @@ struct PageTable {
 struct FrameWeights {
     int64_t* data;
     int frames;
+    std::shared_ptr<void> owner;   // of the data, until the step is finished
 };
 
 // One step's input; see kernels/ops.py. The tape copies what the spans show.

@@ -390,6 +390,7 @@ void Tape::finish() {
     started_ = false;
     pool_->finish();
     state_.batch = {};
+    weights_.clear();
 }
 
 void Tape::rerun(std::span<const int32_t> outputs) {

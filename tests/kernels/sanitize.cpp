@@ -140,7 +140,7 @@ public:
                 }
             }
         }
-        const FrameWeights weights{weights_.data(), kPages};
+        const FrameWeights weights{weights_.data(), kPages, nullptr};
         const long before = allocations;
         tape_->start({tokens, segments, tables, frames, starts, outputs, {&weights, 1}});
         allocated += allocations - before;
@@ -175,8 +175,8 @@ private:
     Bytes bytes_;
     std::mt19937 random_;
     std::shared_ptr<Pool> pool_;
+    std::vector<int64_t> weights_;   // outlives the tape, which may end in flight
     std::unique_ptr<Tape> tape_;
-    std::vector<int64_t> weights_;
     int logits_ = 0;
 };
 

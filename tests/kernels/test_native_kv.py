@@ -4,6 +4,7 @@ over memory that holds garbage wherever nothing was written."""
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -272,6 +273,21 @@ def test_weights_of_frames_are_those_of_the_softmax(rng, pages, variant, key, va
         asked = step((holed,), start, 16, weigh=0)
         tape.run(Batch(asked.tokens, asked.segments, asked.outputs, (parts,)))
     np.testing.assert_array_equal(parts, got)
+
+
+def test_weights_outlive_their_caller_while_a_step_is_in_flight(rng, pages, variant):
+    """A view of the logits keeps the tape, and so the threads at work, beyond everything that Python knows of the step."""
+    layers = random_layers(rng, 300, 4, 2, 64)
+    table = pages(rng, 50).sequence(300)
+    tape = layers.tape(variant, 3, 300, 50, single(layers, KVFormat()))
+    view = tape.run(step((table.pages,), 0, 300))
+    asked, weights = step((table.pages,), 0, 300, weigh=0), np.zeros((2, 40), np.int64)
+    kept = weakref.ref(weights)
+    tape.start(Batch(asked.tokens, asked.segments, asked.outputs, (weights,)))
+    del tape, asked, weights
+    assert kept() is not None
+    del view
+    assert kept() is None
 
 
 def test_a_layout_that_does_not_fit_is_refused(rng, variant):

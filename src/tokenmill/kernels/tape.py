@@ -85,7 +85,6 @@ class Tape:
         self._logits = self._native.buffer(self._index[last.out.name], max_outputs)
         self._wanted = self._logits  # the first rows, as many as the last step gave: mostly the same from step to step
         self._outputs = 0
-        self._weights_in_flight: tuple[npt.NDArray[np.int64], ...] = ()
 
     def start(self, batch: Batch) -> None:
         """Begin a step: the pool's other threads set to work on it, and the caller is free until `finish`.
@@ -102,13 +101,11 @@ class Tape:
                 starts.extend(pages.starts)
         self._native.start(batch.tokens, segments, tables, frames, starts, batch.outputs, batch.weights)
         self._outputs = len(batch.outputs)
-        self._weights_in_flight = batch.weights
 
     def finish(self) -> F32:
         """Help with the step that was started until it is executed; returns the logits [outputs, vocabulary], a view
         (rows lie apart) that the next start overwrites. Raises RuntimeError when no step was started."""
         self._native.finish()
-        self._weights_in_flight = ()
         return self._rows(self._outputs)
 
     def run(self, batch: Batch) -> F32:
