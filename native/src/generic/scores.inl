@@ -23,7 +23,7 @@ template <KVType type, int j, int R, int T> inline void add_keys(Dots (&high)[T]
     }
 }
 
-template <KVType type, int R, int T> [[gnu::always_inline]] inline void add_scores(F (&acc)[T][R], const PageFormat& page, const VisibleRow* rows, const Tile (&tile)[T], FrameFetch fetch) {
+template <KVType type, int R, int T> inline void add_scores(F (&acc)[T][R], const PageFormat& page, const VisibleRow* rows, const Tile (&tile)[T], FrameFetch fetch) {
     const int hd = page.head_dim;
     if constexpr (type == KVType::Bf16) {
         for (int i = 0; i < hd / 2; i += 2) {
