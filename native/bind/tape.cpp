@@ -2,19 +2,52 @@
 #include "tape.h"
 #include "variants.h"
 
+#include <nanobind/stl/pair.h>
+
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 using mill::Tape;
 
+namespace {
+
+using Weights = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+mill::KVType kv_type(const std::string& name) {
+    if (name == "bf16") return mill::KVType::Bf16;
+    if (name == "int8") return mill::KVType::Int8;
+    if (name == "int4") return mill::KVType::Int4;
+    throw std::invalid_argument("[tape] unknown KV format " + name);
+}
+
+// Structs of int32 numbers.
+template <class T> std::span<const T> structs_of(const Array1<int32_t>& numbers) {
+    constexpr size_t n = sizeof(T) / sizeof(int32_t);
+    if (numbers.size() % n) throw std::invalid_argument("[tape] numbers are missing");
+    return {reinterpret_cast<const T*>(numbers.data()), numbers.size() / n};
+}
+
+}  // namespace
+
 void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape", "A recorded forward pass. kernels/tape.py records it from a Program.")
         .def("__init__", [](Tape* self, std::shared_ptr<mill::Pool> pool, const std::string& variant, int max_rows, int max_outputs, int max_cols,
-                            int frames, int layers, int heads, int kv_heads, int head_dim) {
-            const mill::TapeShape shape{max_rows, max_outputs, max_cols, frames, {layers, kv_heads, head_dim}, heads};
+                            int frames, int layers, int heads, int kv_heads, int head_dim, const std::string& key, const std::string& value, int group_size,
+                            const std::vector<std::vector<std::pair<int, int>>>& groups, const std::vector<std::pair<int, int>>& streaming) {
+            const mill::PageFormat page{head_dim, kv_type(key), kv_type(value), std::min(group_size, head_dim)};
+            mill::TapeShape shape{max_rows, max_outputs, max_cols, frames, layers, heads, kv_heads, page, {}};
+            if (groups.size() != streaming.size()) throw std::invalid_argument("[tape] a KV group has no rule, or a rule no group");
+            for (size_t g = 0; g < groups.size(); ++g) {
+                shape.groups.push_back({{}, {streaming[g].first, streaming[g].second}});
+                for (const auto& [layer, head] : groups[g]) shape.groups[g].pairs.push_back({layer, head});
+            }
             new (self) Tape(std::move(pool), mill::kernels_named(variant), shape);
         }, nb::arg("pool"), nb::arg("variant"), nb::arg("max_rows"), nb::arg("max_outputs"), nb::arg("max_cols"), nb::arg("frames"),
-           nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"))
+           nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("key"), nb::arg("value"), nb::arg("group_size"),
+           nb::arg("groups"), nb::arg("streaming"))
+        .def("calibrate", [](Tape& t, int layer, const Array1<float>& factor, const Array1<float>& zero) { t.calibrate(layer, vector_of(factor), vector_of(zero)); },
+             nb::arg("layer"), nb::arg("factor"), nb::arg("zero"))
         .def("add_buffer", &Tape::add_buffer, nb::arg("width"), nb::arg("output_rows"), nb::arg("plain"))
         .def("add_rope", [](Tape& t, const Array1<double>& inverse) { return t.add_rope(vector_of(inverse)); })
         .def("embed", &Tape::embed, nb::arg("weight"), nb::arg("out"), nb::arg("scale"))
@@ -35,14 +68,17 @@ void bind_tape(nb::module_& m) {
         .def("add_norm", [](Tape& t, int x, int y, const Array1<float>& weight, float eps) { t.add_norm(x, y, vector_of(weight), eps); },
              nb::arg("x"), nb::arg("y"), nb::arg("weight"), nb::arg("eps"))
         .def("select", &Tape::select, nb::arg("x"), nb::arg("out"))
-        .def("start", [](Tape& t, const Array1<int32_t>& tokens, const Array1<int32_t>& segments,
-                         const Array1<int32_t>& frames, const Array1<int32_t>& starts, const Array1<int32_t>& outputs) {
-            static_assert(sizeof(mill::Segment) == 5 * sizeof(int32_t));
-            if (segments.size() % 5) throw std::invalid_argument("[tape] a segment is five numbers");
-            const mill::Batch batch{span_of(tokens), {reinterpret_cast<const mill::Segment*>(segments.data()), segments.size() / 5},
-                                    span_of(frames), span_of(starts), span_of(outputs)};
+        .def("start", [](Tape& t, const Array1<int32_t>& tokens, const Array1<int32_t>& segments, const Array1<int32_t>& tables, const Array1<int32_t>& frames,
+                         const Array1<int32_t>& starts, const Array1<int32_t>& outputs, const std::vector<Weights>& weights) {
+            std::vector<mill::FrameWeights> to;
+            for (const Weights& w : weights) {
+                if (w.shape(0) != size_t(t.pairs())) throw std::invalid_argument("[tape] weights need a row for each head of each layer");
+                to.push_back({w.data(), int(w.shape(1)), std::make_shared<Weights>(w)});
+            }
+            const mill::Batch batch{span_of(tokens), structs_of<mill::Segment>(segments), structs_of<mill::PageTable>(tables), span_of(frames),
+                                    span_of(starts), span_of(outputs), to};
             t.start(batch);
-        }, nb::arg("tokens"), nb::arg("segments"), nb::arg("frames"), nb::arg("starts"), nb::arg("outputs"))
+        }, nb::arg("tokens"), nb::arg("segments"), nb::arg("tables"), nb::arg("frames"), nb::arg("starts"), nb::arg("outputs"), nb::arg("weights"))
         .def("finish", &Tape::finish, nb::call_guard<nb::gil_scoped_release>())
         .def("rerun", [](Tape& t, const Array1<int32_t>& outputs) {
             nb::gil_scoped_release release;

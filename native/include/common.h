@@ -1,4 +1,5 @@
-// Small conversions and containers that every native file uses. No SIMD here: this header is compiled for the baseline CPU only.
+// Small conversions and containers that every native file uses. No SIMD here: this header is compiled for the baseline CPU only. Nor functions of
+// the standard library where a kernel variant would leave its own copy of them.
 #pragma once
 
 #include <bit>
@@ -15,16 +16,16 @@ constexpr int kLanes = 16;   // outputs of a weight panel, partial sums of a lon
 constexpr int kFrame = 8;    // token positions of a KV frame
 constexpr int kCut = 512;    // token positions of an attention cut
 
-[[gnu::always_inline]] inline float bf16_to_f32(uint16_t v) { return std::bit_cast<float>(uint32_t(v) << 16); }
+[[gnu::always_inline]] inline float bf16_to_f32(uint16_t v) { return __builtin_bit_cast(float, uint32_t(v) << 16); }
 
 [[gnu::always_inline]] inline float f16_to_f32(uint16_t h) {
     const uint32_t sign = uint32_t(h & 0x8000) << 16;
     const uint32_t exponent = (h >> 10) & 31;
     const uint32_t mantissa = h & 0x3ff;
-    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | (mantissa << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+    if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | (mantissa << 13));
+    if (exponent != 0) return __builtin_bit_cast(float, sign | ((exponent + 112) << 23) | (mantissa << 13));
     const float magnitude = float(mantissa) * 0x1p-24f;  // subnormal: exact
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+    return __builtin_bit_cast(float, sign | __builtin_bit_cast(uint32_t, magnitude));
 }
 
 // Zeroed anonymous memory, backed by 2 MiB pages where the system grants them. Pages become resident when first touched.

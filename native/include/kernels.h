@@ -82,9 +82,24 @@ struct Out {
     Activation activation;
 };
 
+// A row of attention at absolute position hi - 1. It sees positions [lo, hi) in early runs and [recent, hi) in the others.
 struct VisibleRow {
-    const uint16_t* q;   // bf16 [head_dim]
-    int lo, hi;          // sees absolute positions [lo, hi)
+    const uint8_t* q;    // a head of a query (page_format.h)
+    int lo, recent, hi;
+};
+
+// Frames [first, last) of a cut, all of which are there. A tile of 16 positions, which is two frames, is never part of two runs.
+struct Run {
+    int first, last;
+    bool early;          // before the gap of a streaming head
+};
+
+// What there is of a cut for the rows of a kv head.
+struct Cut {
+    static constexpr int kFrames = kCut / kFrame, kAhead = 8;
+    int number, runs, ahead;          // ahead: of the frames after the last run, which are read next, if not 0
+    Run run[kFrames / 2 + 2];
+    const uint8_t* frames[kFrames + kAhead];   // a head's bytes; only those in runs and those ahead
 };
 
 // Result of a cut for up to kMaxAttendRows rows. l is 0 where a row sees nothing of the cut.
@@ -95,19 +110,22 @@ struct CutResult {
 };
 
 struct AttendScratch {
-    alignas(64) float score[kMaxAttendRows][kCut];
-    alignas(64) uint16_t p[kMaxAttendRows][kCut];
+    alignas(64) float score[kMaxAttendRows][kCut];   // p, in the end, if values are integers
+    alignas(64) uint16_t p[kMaxAttendRows][kCut];    // or digits of weights, s8 [2][kCut]
+    alignas(64) float scale[kCut], minimum[kCut];    // of integer values of a group
 };
 
 struct RotateArgs {
+    PageFormat page;
     Row qkv;                     // [q | k | v]
     const float *cos, *sin;      // [head_dim / 2]
     const float *q_norm, *k_norm; // [head_dim] or null
+    const float *factor, *zero;  // [kv_heads][head_dim], of integer keys
     float eps, scale;
-    int heads, kv_heads, head_dim;
+    int heads, kv_heads;
     bool interleaved;
-    uint16_t* q;                 // bf16 [heads][head_dim]
-    uint8_t* frame;              // the layer's frame that holds the row's position
+    uint8_t* q;                  // [heads]
+    uint8_t* const* frames;      // [kv_heads]: that which holds the row's position
     int slot;                    // position within the frame
 };
 
@@ -129,16 +147,21 @@ struct LinearScratch {
 // Frames that the next attention reads, which a linear op of many rows fetches while it computes: it waits for arithmetic, and attention for
 // memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in a tile of rows that
 // leaves memory time for it (ahead_of in linear_quant.inl), a panel fetches as many bytes of the frames as it has itself.
+struct FetchFrame {
+    int32_t head, frame;
+};
+
 struct Fetch {
-    const uint8_t* layer;
-    const int32_t* frames;
+    uint8_t* const* slots;       // of each kv head
+    const FetchFrame* frames;
     int count;
-    size_t frame_bytes, begin, span;
+    size_t head_bytes, begin, span;
     // What byte `at` of the op's panels fetches for tile t, or null: nothing.
     [[gnu::always_inline]] const uint8_t* source(size_t at, int t) const {
         const size_t byte = t * span + begin + at;
-        if (byte >= count * frame_bytes) return nullptr;
-        return layer + size_t(frames[byte / frame_bytes]) * frame_bytes + byte % frame_bytes / 64 * 64;
+        if (byte >= count * head_bytes) return nullptr;
+        const FetchFrame& f = frames[byte / head_bytes];
+        return slots[f.head] + size_t(f.frame) * head_bytes + byte % head_bytes / 64 * 64;
     }
 };
 
@@ -155,8 +178,10 @@ struct Kernels {
     void (*linear_quant)(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch);
     void (*linear_dense)(const Weight& w, int panel, int end, const Rows& x, const Out& out);
     void (*rotate_store)(const RotateArgs& a);
-    // One cut for n rows of one kv head. frames[i] is the head's bytes of the cut's frame i; those outside [lo, hi) are not read.
-    void (*attend_cut)(const VisibleRow* rows, int n, const uint8_t* const* frames, int cut, int head_dim, AttendScratch& scratch, CutResult& out);
+    // One cut for n rows of one kv head.
+    void (*attend_cut)(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, AttendScratch& scratch, CutResult& out);
+    // Adds to frames[i] what the rows, whose maximum and sum over all cuts are m and l, weigh the positions of the cut's frame i.
+    void (*weigh_frames)(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, AttendScratch& scratch, const float* m, const float* l, int64_t* frames);
     // Folds `cut` into `total` (rows x head_dim); a total with l = 0 is empty.
     void (*merge_cut)(CutResult& total, const CutResult& cut, int rows, int head_dim);
     void (*finish)(const CutResult& total, int row, int head_dim, const Row& out);

@@ -11,15 +11,30 @@
 namespace mill {
 
 struct Segment {
-    int row, rows, position, extent, extents;
+    int row, rows, position, tables;   // tables: how many page tables it has, which follow those of the segments before it
+    int sparse, weigh;                 // weigh: where its attention weights go, or -1
+};
+
+// The extents of a sequence in one KV group, among those of the batch.
+struct PageTable {
+    int extent, extents;
+};
+
+// int64 [layers * kv heads][frames] of a sequence.
+struct FrameWeights {
+    int64_t* data;
+    int frames;
+    std::shared_ptr<void> owner;   // of the data, until the step is finished
 };
 
 // One step's input; see kernels/ops.py. The tape copies what the spans show.
 struct Batch {
     std::span<const int32_t> tokens;
     std::span<const Segment> segments;
-    std::span<const int32_t> frames, starts;   // extents of all segments
+    std::span<const PageTable> tables;
+    std::span<const int32_t> frames, starts;   // extents of all tables; a frame of -1: a hole
     std::span<const int32_t> outputs;
+    std::span<const FrameWeights> weights;
 };
 
 // Up to kMaxAttendRows (token, head of the group) rows of one segment for one kv head; `cut` < 0: all cuts.
@@ -27,12 +42,13 @@ struct AttendItem {
     int segment, first, count, kv_head, cut, partial;
 };
 
-// The row blocks of an attention op with a given window, laid out anew for every step.
+// The row blocks of attention ops that have a window and whose kv heads are in certain groups, laid out anew for every step.
 struct AttendPlan {
     int window;                       // 0: none
+    std::vector<int> groups;          // of each kv head
     std::vector<AttendItem> items;    // phase one
     std::vector<AttendItem> merges;   // phase two: `cut` is the number of partials, from `partial` on
-    std::vector<int32_t> frames;      // the first of those that are read, sequence by sequence; no more than can be fetched ahead
+    std::vector<FetchFrame> frames;   // the first of those that are read, in that order; no more than can be fetched ahead
 };
 
 // What all phases of a step share.
@@ -40,13 +56,15 @@ struct StepState {
     Batch batch;
     int rows = 0, outputs = 0;
     uint64_t step = 0;                         // counts
-    std::vector<int32_t> position, frame;      // per token row; frame: number in the pool
+    std::vector<int32_t> position, frame;      // per token row; frame: [groups][rows], number in the pool
     std::vector<AttendPlan> plans;
+    std::vector<AttendItem> weighed;           // all rows of a segment whose weights are wanted, per kv head
 };
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
     Memory columns, places, row, o, total;   // row: an embedding
+    std::vector<uint8_t*> frames;            // of each kv head: a row's
     LinearScratch linear{};                  // over columns and places
 };
 
@@ -66,10 +84,33 @@ public:
 
 struct Activations;
 
+// After its sparsification a sequence sees of a streaming group the first `sinks` positions and the last `recent` ones. 0, 0: everything.
+struct Streaming {
+    int sinks, recent;
+};
+
+struct Pair {
+    int layer, kv_head;
+};
+
+// Pair i of a group lies in slot i of the pool; frames are numbered once for all groups.
+struct KVGroup {
+    std::vector<Pair> pairs;
+    Streaming streaming;
+};
+
 struct TapeShape {
     int max_rows, max_outputs, max_cols, frames;   // max_cols: inputs of the widest linear op
+    int layers, heads, kv_heads;
     PageFormat page;
-    int heads;
+    std::vector<KVGroup> groups;
+};
+
+// Where the kv heads of a layer lie.
+struct LayerPlace {
+    std::vector<int> groups;
+    std::vector<uint8_t*> slots;
+    std::vector<float> factor, zero;   // [kv_heads][head_dim], of integer keys
 };
 
 class Tape {
@@ -89,6 +130,8 @@ public:
     void linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, Norm norm, std::vector<float> bias, Out::Kind kind, Activation activation);
     void rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps);
     void attention(int layer, int out, int window);
+    // Of a layer's integer keys: what is taken off and divided by before they are rounded, [kv_heads][head_dim]. 0 and 1 if never set.
+    void calibrate(int layer, std::vector<float> factor, std::vector<float> zero);
     void add_norm(int x, int y, std::vector<float> weight, float eps);
     void select(int x, int out);
 
@@ -104,6 +147,7 @@ public:
     const float* buffer(int index) const;
     int width(int index) const { return buffers_.at(index).width; }
     size_t stride(int index) const { return buffers_.at(index).stride(); }
+    int pairs() const { return shape_.layers * shape_.kv_heads; }
     uint8_t* kv() const { return kv_.data(); }
     size_t kv_bytes() const { return kv_.size(); }
 
@@ -119,13 +163,16 @@ private:
 
     Activations at(int index) const;
     Batch keep(const Batch& batch);
+    void place_pairs();
     void prepare(const Batch& batch);
+    void check_pages(const Segment& segment, const PageTable& table, int group);
+    void plan_weighing();
     void choose_outputs(std::span<const int32_t> outputs, int rows);
     void launch(size_t first_phase);
     void walk(int thread) noexcept;
     void plan_attention(AttendPlan& plan, int& partials);
     void plan_fetching(AttendPlan& plan);
-    int plan_for(int window);
+    int plan_for(int window, const std::vector<int>& groups);
     template <class P, class... A> void push(A&&... args);
 
     std::shared_ptr<Pool> pool_;
@@ -140,6 +187,8 @@ private:
     StepState state_;
     std::vector<int32_t> numbers_;     // what state_.batch shows, and
     std::vector<Segment> segments_;
+    std::vector<PageTable> tables_;
+    std::vector<FrameWeights> weights_;
     size_t first_phase_ = 0;           // of the step in flight
     bool started_ = false;
     const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
@@ -148,7 +197,9 @@ private:
     size_t longest_fetch_ = 0;  // bytes that those before some attention fetch per tile of rows
     size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed
 
-    Memory kv_, q_;
+    std::vector<LayerPlace> layers_;
+    std::vector<int> look_back_;       // of each group: the widest window, 0: without end
+    Memory kv_, q_, sums_;             // sums: maximum and sum of attention, f32 [rows][heads][2], of rows whose weights are wanted
     // Input of the linear op under way: normed, for dense weights, and quantised. Shared, since ops run one after another.
     Memory dense_, records_, used_, outlier_at_, outlier_x_;
     std::vector<int> slots_;

@@ -13,11 +13,16 @@ constexpr float kLog2e = 1.44269504088896340736f;
 #include "generic/rows.inl"
 #include "generic/linear_quant.inl"
 #include "generic/linear_dense.inl"
+#include "generic/digits.inl"
+#include "generic/rotate.inl"
+#include "generic/spans.inl"
+#include "generic/scores.inl"
+#include "generic/values.inl"
 #include "generic/attention.inl"
 #include "generic/vocabulary.inl"
 
 constexpr Kernels kTable = {
-    MILL_VARIANT, kAttendRows, quantize, rms_norm, add, linear_quant, linear_dense, rotate_store, attend_cut, merge_cut, finish,
+    MILL_VARIANT, kAttendRows, quantize, rms_norm, add, linear_quant, linear_dense, rotate_store, attend_cut, weigh_frames, merge_cut, finish,
     row_max, sum_exp, exp2_scaled,
 };
 

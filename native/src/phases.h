@@ -8,8 +8,6 @@
 
 namespace mill {
 
-inline int first_visible(int position, int window) { return window ? std::max(0, position - window + 1) : 0; }
-
 // A tape's buffer in a step.
 struct Activations {
     Rows all;                  // but for the number of rows
@@ -90,7 +88,7 @@ struct LinearPhase final : Phase {
     std::vector<float> bias;
     Out::Kind kind;
     Activation activation;
-    Fetch fetch{};             // but for the frames, which are those of a plan
+    Fetch fetch{};             // but for the frames, which are a plan's
     int fetch_plan = 0, total = 0;
     uint16_t input;            // which of the tape's inputs it reads
     LinearPhase(const Kernels& k, std::vector<std::shared_ptr<Weight>> ws, Activations x, const float* dense, const QuantRows* quant, std::vector<float> b,
@@ -161,133 +159,29 @@ struct RotatePhase final : Phase {
     std::vector<float> q_norm, k_norm;
     Activations qkv;
     const float *cos, *sin;
-    uint16_t* q;
-    uint8_t* layer;
-    PageFormat page;
-    RotatePhase(const Kernels& k, RotateArgs a, std::vector<float> qn, std::vector<float> kn, Activations qkv, const float* cos, const float* sin, uint16_t* q, uint8_t* layer, PageFormat page)
-        : k(k), args(a), q_norm(std::move(qn)), k_norm(std::move(kn)), qkv(qkv), cos(cos), sin(sin), q(q), layer(layer), page(page) {
+    uint8_t* q;
+    const LayerPlace& place;
+    RotatePhase(const Kernels& k, RotateArgs a, std::vector<float> qn, std::vector<float> kn, Activations qkv, const float* cos, const float* sin, uint8_t* q, const LayerPlace& place)
+        : k(k), args(a), q_norm(std::move(qn)), k_norm(std::move(kn)), qkv(qkv), cos(cos), sin(sin), q(q), place(place) {
         args.q_norm = q_norm.empty() ? nullptr : q_norm.data();
         args.k_norm = k_norm.empty() ? nullptr : k_norm.data();
     }
     int items(const StepState& s) const override { return s.rows; }
-    void run(const StepState& s, int begin, int end, ThreadScratch&) override {
+    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
         RotateArgs a = args;
         const Rows rows = qkv.rows(s);
-        const size_t half = a.head_dim / 2;
+        const size_t half = a.page.head_dim / 2, bytes = a.page.head_bytes(), q_bytes = a.heads * a.page.query_bytes();
+        a.factor = place.factor.data();
+        a.zero = place.zero.data();
+        a.frames = scratch.frames.data();
         for (int row = begin; row < end; ++row) {
+            for (int h = 0; h < a.kv_heads; ++h) scratch.frames[h] = place.slots[h] + size_t(s.frame[size_t(place.groups[h]) * s.rows + row]) * bytes;
             a.qkv = rows.row(row);
             a.cos = cos + row * half;
             a.sin = sin + row * half;
-            a.q = q + size_t(row) * a.heads * a.head_dim;
-            a.frame = layer + size_t(s.frame[row]) * page.frame_bytes();
+            a.q = q + row * q_bytes;
             a.slot = s.position[row] % kFrame;
             k.rotate_store(a);
-        }
-    }
-};
-
-struct AttendArgs {
-    const Kernels& k;
-    const uint8_t* layer;
-    PageFormat page;
-    int heads, plan;
-    const uint16_t* q;
-    Activations out;
-    const Partials& partials;
-};
-
-// Rows of an item, and where each one's output goes.
-struct ItemRows {
-    VisibleRow rows[kMaxAttendRows];
-    Row out[kMaxAttendRows];
-    ItemRows(const AttendArgs& a, const StepState& s, const AttendItem& item, int window) {
-        const Segment& segment = s.batch.segments[item.segment];
-        const int group = a.heads / a.page.kv_heads, hd = a.page.head_dim;
-        const Rows to = a.out.rows(s);
-        for (int i = 0; i < item.count; ++i) {
-            const int stacked = item.first + i, token = stacked / group;
-            const int row = segment.row + token, head = item.kv_head * group + stacked % group;
-            const int position = segment.position + token;
-            rows[i] = {a.q + (size_t(row) * a.heads + head) * hd, first_visible(position, window), position + 1};
-            out[i] = to.row(row).from(size_t(head) * hd);
-        }
-    }
-};
-
-inline void attend_one_cut(const AttendArgs& a, const StepState& s, const AttendItem& item, const VisibleRow* rows, int cut, ThreadScratch& scratch, CutResult& result) {
-    const Segment& segment = s.batch.segments[item.segment];
-    int lo = rows[0].lo, hi = rows[0].hi;
-    for (int i = 1; i < item.count; ++i) { lo = std::min(lo, rows[i].lo); hi = std::max(hi, rows[i].hi); }
-    const int first = std::max(lo, cut * kCut) / kFrame, last = (std::min(hi, (cut + 1) * kCut) + kFrame - 1) / kFrame;
-    const uint8_t* frames[kCut / kFrame];
-    const int32_t* starts = s.batch.starts.data() + segment.extent;
-    const int32_t* extents = s.batch.frames.data() + segment.extent;
-    int e = int(std::upper_bound(starts, starts + segment.extents, first) - starts) - 1;
-    const size_t bytes = a.page.frame_bytes();
-    const uint8_t* base = a.layer + size_t(item.kv_head) * a.page.head_bytes();
-    for (int f = first; f < last; ++f) {
-        while (e + 1 < segment.extents && starts[e + 1] <= f) ++e;
-        frames[f - cut * (kCut / kFrame)] = base + size_t(extents[e] + (f - starts[e])) * bytes;
-    }
-    a.k.attend_cut(rows, item.count, frames, cut, a.page.head_dim, *scratch.attend, result);
-}
-
-struct AttendPhase final : Phase {
-    AttendArgs a;
-    explicit AttendPhase(const AttendArgs& a) : a(a) {}
-    int items(const StepState& s) const override { return int(s.plans[a.plan].items.size()); }
-    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
-        const AttendPlan& plan = s.plans[a.plan];
-        const int hd = a.page.head_dim;
-        for (int i = begin; i < end; ++i) {
-            const AttendItem& item = plan.items[i];
-            const ItemRows at(a, s, item, plan.window);
-            CutResult cut;
-            if (item.cut >= 0) {
-                cut.o = a.partials.o + size_t(item.partial) * kMaxAttendRows * hd;
-                attend_one_cut(a, s, item, at.rows, item.cut, scratch, cut);
-                float* m = a.partials.m + size_t(item.partial) * 2 * kMaxAttendRows;
-                std::copy_n(cut.m, item.count, m);
-                std::copy_n(cut.l, item.count, m + kMaxAttendRows);
-                continue;
-            }
-            cut.o = scratch.o.as<float>();
-            CutResult total;
-            total.o = scratch.total.as<float>();
-            std::fill_n(total.l, kMaxAttendRows, 0.0f);
-            int lo = at.rows[0].lo, hi = at.rows[0].hi;
-            for (int r = 1; r < item.count; ++r) { lo = std::min(lo, at.rows[r].lo); hi = std::max(hi, at.rows[r].hi); }
-            for (int c = lo / kCut; c <= (hi - 1) / kCut; ++c) {
-                attend_one_cut(a, s, item, at.rows, c, scratch, cut);
-                a.k.merge_cut(total, cut, item.count, hd);
-            }
-            for (int r = 0; r < item.count; ++r) a.k.finish(total, r, hd, at.out[r]);
-        }
-    }
-};
-
-struct MergePhase final : Phase {
-    AttendArgs a;
-    explicit MergePhase(const AttendArgs& a) : a(a) {}
-    int items(const StepState& s) const override { return int(s.plans[a.plan].merges.size()); }
-    void run(const StepState& s, int begin, int end, ThreadScratch& scratch) override {
-        const AttendPlan& plan = s.plans[a.plan];
-        const int hd = a.page.head_dim;
-        for (int i = begin; i < end; ++i) {
-            const AttendItem& item = plan.merges[i];
-            const ItemRows at(a, s, item, plan.window);
-            CutResult total, cut;
-            total.o = scratch.total.as<float>();
-            std::fill_n(total.l, kMaxAttendRows, 0.0f);
-            for (int c = 0; c < item.cut; ++c) {
-                const size_t partial = item.partial + c;
-                const float* m = a.partials.m + partial * 2 * kMaxAttendRows;
-                std::copy_n(m, item.count, cut.m);
-                std::copy_n(m + kMaxAttendRows, item.count, cut.l);
-                cut.o = a.partials.o + partial * kMaxAttendRows * hd;
-                a.k.merge_cut(total, cut, item.count, hd);
-            }
-            for (int r = 0; r < item.count; ++r) a.k.finish(total, r, hd, at.out[r]);
         }
     }
 };

@@ -1,6 +1,6 @@
 #include "tape.h"
 
-#include "phases.h"
+#include "attend_phases.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -19,10 +19,13 @@ constexpr int kMaxPosition = 1 << 20;
 Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& shape)
     : pool_(std::move(pool)), kernels_(kernels), shape_(shape) {
     const PageFormat& page = shape.page;
+    const int kv_heads = shape.kv_heads;
     if (page.head_dim % 16 || page.head_dim > 512 || page.head_dim < 16) refuse("head_dim is " + std::to_string(page.head_dim) + ", but must be a multiple of 16 up to 512");
-    if (page.kv_heads < 1 || shape.heads % page.kv_heads) refuse("heads must be a multiple of kv_heads");
-    kv_ = Memory(page.layer_bytes(shape.frames) * page.layers);
-    q_ = Memory(size_t(shape.max_rows) * shape.heads * page.head_dim * 2);
+    if (kv_heads < 1 || shape.heads % kv_heads) refuse("heads must be a multiple of kv_heads");
+    if (page.group < 1 || page.group > page.head_dim || (page.group % 32 && page.group != page.head_dim)) refuse("a group has " + std::to_string(page.group) + " dims, but must have a multiple of 32, or head_dim");
+    place_pairs();
+    q_ = Memory(size_t(shape.max_rows) * shape.heads * page.query_bytes());
+    sums_ = Memory(size_t(shape.max_rows) * shape.heads * 2 * sizeof(float));
     const size_t rows = std::max(shape.max_rows, shape.max_outputs), cols = shape.max_cols;
     dense_ = Memory(rows * (cols + kLanes - 1) / kLanes * kLanes * sizeof(float));
     const size_t tiles = (rows + kTile - 1) / kTile, outliers = rows * QuantRows::stride(int(cols));
@@ -38,9 +41,33 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Kernels& kernels, const TapeShape& 
         s.columns = Memory((cols + 1) * kLanes * sizeof(float));
         s.places = Memory(cols * sizeof(ColumnPlace));
         s.linear = {s.columns.as<float>(), s.places.as<ColumnPlace>()};
+        s.frames.resize(kv_heads);
         s.o = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
         s.total = Memory(sizeof(float) * kMaxAttendRows * page.head_dim);
     }
+}
+
+// Every pair has one slot. The pool is as large as the largest group needs.
+void Tape::place_pairs() {
+    size_t slots = 0;
+    for (const KVGroup& g : shape_.groups) slots = std::max(slots, g.pairs.size());
+    const size_t slot_bytes = shape_.page.head_bytes() * shape_.frames, width = size_t(shape_.kv_heads) * shape_.page.head_dim;
+    kv_ = Memory(slot_bytes * slots);
+    layers_.resize(shape_.layers);
+    for (LayerPlace& layer : layers_) layer = {std::vector<int>(shape_.kv_heads, -1), std::vector<uint8_t*>(shape_.kv_heads), std::vector<float>(width, 1.0f), std::vector<float>(width, 0.0f)};
+    int placed = 0;
+    for (size_t g = 0; g < shape_.groups.size(); ++g) {
+        const KVGroup& group = shape_.groups[g];
+        if (group.streaming.sinks < 0 || group.streaming.sinks % 16 || group.streaming.recent < 0 || group.streaming.recent % kFrame) refuse("sinks must be a multiple of 16, recent of 8");
+        for (size_t i = 0; i < group.pairs.size(); ++i, ++placed) {
+            const Pair& p = group.pairs[i];
+            if (p.layer < 0 || p.layer >= shape_.layers || p.kv_head < 0 || p.kv_head >= shape_.kv_heads || layers_[p.layer].groups[p.kv_head] >= 0) refuse("a KV group names a head that there is not, or one twice");
+            layers_[p.layer].groups[p.kv_head] = int(g);
+            layers_[p.layer].slots[p.kv_head] = kv_.data() + slot_bytes * i;
+        }
+    }
+    if (placed != shape_.layers * shape_.kv_heads) refuse("KV groups must name every head of every layer");
+    look_back_.assign(shape_.groups.size(), 1);
 }
 
 Tape::~Tape() {
@@ -116,37 +143,45 @@ void Tape::linear(int x, std::vector<std::shared_ptr<Weight>> weights, int out, 
 }
 
 void Tape::rotate_store(int qkv, int layer, int rope, float scale, bool interleaved, std::vector<float> q_norm, std::vector<float> k_norm, float eps) {
-    const PageFormat& page = shape_.page;
-    if (buffers_[qkv].width != (shape_.heads + 2 * page.kv_heads) * page.head_dim) refuse("qkv has the wrong width");
+    if (buffers_[qkv].width != (shape_.heads + 2 * shape_.kv_heads) * shape_.page.head_dim) refuse("qkv has the wrong width");
     RotateArgs a{};
+    a.page = shape_.page;
     a.eps = eps;
     a.scale = scale;
     a.heads = shape_.heads;
-    a.kv_heads = page.kv_heads;
-    a.head_dim = page.head_dim;
+    a.kv_heads = shape_.kv_heads;
     a.interleaved = interleaved;
     Rope& r = *ropes_.at(rope);
-    push<RotatePhase>(kernels_, a, std::move(q_norm), std::move(k_norm), at(qkv), r.cos.as<float>(), r.sin.as<float>(),
-                      q_.as<uint16_t>(), kv_.data() + page.layer_bytes(shape_.frames) * layer, page);
+    push<RotatePhase>(kernels_, a, std::move(q_norm), std::move(k_norm), at(qkv), r.cos.as<float>(), r.sin.as<float>(), q_.data(), layers_.at(layer));
 }
 
-int Tape::plan_for(int window) {
+void Tape::calibrate(int layer, std::vector<float> factor, std::vector<float> zero) {
+    LayerPlace& place = layers_.at(layer);
+    if (factor.size() != place.factor.size() || zero.size() != place.zero.size()) refuse("a calibration has the wrong shape");
+    for (float f : factor)
+        if (!(f > 0.0f)) refuse("a factor of keys is " + std::to_string(f) + ", but must be above 0");
+    place.factor = std::move(factor);
+    place.zero = std::move(zero);
+}
+
+int Tape::plan_for(int window, const std::vector<int>& groups) {
     for (size_t i = 0; i < state_.plans.size(); ++i)
-        if (state_.plans[i].window == window) return int(i);
-    state_.plans.push_back({window, {}, {}, {}});
+        if (state_.plans[i].window == window && state_.plans[i].groups == groups) return int(i);
+    state_.plans.push_back({window, groups, {}, {}, {}});
     return int(state_.plans.size()) - 1;
 }
 
 void Tape::attention(int layer, int out, int window) {
     const PageFormat& page = shape_.page;
     if (buffers_.at(out).width != shape_.heads * page.head_dim) refuse("attention output has the wrong width");
-    const AttendArgs a{kernels_, kv_.data() + page.layer_bytes(shape_.frames) * layer, page, shape_.heads, plan_for(window),
-                       q_.as<uint16_t>(), at(out), partials_};
+    const LayerPlace& place = layers_.at(layer);
+    for (int g : place.groups) look_back_[g] = window && look_back_[g] ? std::max(window, look_back_[g]) : 0;
+    const AttendArgs a{kernels_, place, page, shape_.groups, layer, shape_.heads, shape_.kv_heads, plan_for(window, place.groups), q_.data(), at(out), partials_, sums_.as<float>()};
     size_t span = 0;
     for (const LinearPhase* op : before_attention_) span += op->bytes();
     size_t begin = 0;
     for (LinearPhase* op : before_attention_) {
-        op->fetch = {a.layer, nullptr, 0, page.frame_bytes(), begin, span};
+        op->fetch = {place.slots.data(), nullptr, 0, page.head_bytes(), begin, span};
         op->fetch_plan = a.plan;
         begin += op->bytes();
     }
@@ -154,6 +189,7 @@ void Tape::attention(int layer, int out, int window) {
     longest_fetch_ = std::max(longest_fetch_, span);
     push<AttendPhase>(a);
     push<MergePhase>(a);
+    push<WeighPhase>(a);
 }
 
 void Tape::add_norm(int x, int y, std::vector<float> weight, float eps) {
@@ -173,39 +209,59 @@ void Tape::select(int x, int out) {
 void Tape::plan_attention(AttendPlan& plan, int& partials) {
     plan.items.clear();
     plan.merges.clear();
-    const int group = shape_.heads / shape_.page.kv_heads;
+    const int group = shape_.heads / shape_.kv_heads;
     const auto segments = state_.batch.segments;
     for (int i = 0; i < int(segments.size()); ++i) {
         const Segment& s = segments[i];
         const int stacked = s.rows * group;
-        const int first_cut = first_visible(s.position, plan.window) / kCut;
-        const int cuts = s.position / kCut - first_cut + 1;
-        for (int head = 0; head < shape_.page.kv_heads; ++head)
+        for (int head = 0; head < shape_.kv_heads; ++head) {
+            const Sight sight(s, plan.window, shape_.groups[plan.groups[head]].streaming);
+            const int first_cut = sight.lo(s.position) / kCut, last_cut = s.position / kCut;
             for (int at = 0; at < stacked; at += kernels_.attend_rows) {
                 const int count = std::min(kernels_.attend_rows, stacked - at);
-                if (s.rows > 1 || cuts == 1) {
+                if (s.rows > 1 || first_cut == last_cut) {
                     plan.items.push_back({i, at, count, head, -1, 0});
                     continue;
                 }
-                plan.merges.push_back({i, at, count, head, cuts, partials});
-                for (int c = 0; c < cuts; ++c) plan.items.push_back({i, at, count, head, first_cut + c, partials++});
+                const int first_partial = partials;
+                for (int c = first_cut; c <= last_cut; ++c)
+                    if (sight.sees(c, sight.recent(s.position))) plan.items.push_back({i, at, count, head, c, partials++});
+                plan.merges.push_back({i, at, count, head, partials - first_partial, first_partial});
             }
+        }
     }
 }
 
 void Tape::plan_fetching(AttendPlan& plan) {
-    const size_t tiles = (state_.rows + kTile - 1) / kTile, most = tiles ? (tiles - 1) * longest_fetch_ / shape_.page.frame_bytes() : 0;
+    const size_t tiles = (state_.rows + kTile - 1) / kTile, most = tiles ? (tiles - 1) * longest_fetch_ / shape_.page.head_bytes() : 0;
     plan.frames.clear();
+    const PageTable* tables = state_.batch.tables.data();
     for (const Segment& s : state_.batch.segments) {
-        const int32_t* starts = state_.batch.starts.data() + s.extent;
-        const int32_t* frames = state_.batch.frames.data() + s.extent;
-        int e = 0;
-        for (int f = first_visible(s.position, plan.window) / kFrame; f <= (s.position + s.rows - 1) / kFrame; ++f) {
-            if (plan.frames.size() >= most) return;
-            while (e + 1 < s.extents && starts[e + 1] <= f) ++e;
-            plan.frames.push_back(frames[e] + f - starts[e]);
+        for (int head = 0; head < shape_.kv_heads; ++head) {
+            const PageTable& table = tables[plan.groups[head]];
+            const int32_t* starts = state_.batch.starts.data() + table.extent;
+            const int32_t* frames = state_.batch.frames.data() + table.extent;
+            const Sight sight(s, plan.window, shape_.groups[plan.groups[head]].streaming);
+            const int gap = sight.sinks / kFrame, after = sight.recent(s.position) / kFrame;
+            int e = 0;
+            for (int f = sight.lo(s.position) / kFrame; f <= (s.position + s.rows - 1) / kFrame; ++f) {
+                if (f >= gap && f < after) f = after;
+                while (e + 1 < table.extents && starts[e + 1] <= f) ++e;
+                if (frames[e] < 0) continue;
+                if (plan.frames.size() >= most) return;
+                plan.frames.push_back({head, frames[e] + f - starts[e]});
+            }
         }
+        tables += shape_.groups.size();
     }
+}
+
+void Tape::plan_weighing() {
+    state_.weighed.clear();
+    const auto segments = state_.batch.segments;
+    for (int i = 0; i < int(segments.size()); ++i)
+        for (int head = 0; segments[i].weigh >= 0 && head < shape_.kv_heads; ++head)
+            state_.weighed.push_back({i, 0, segments[i].rows * (shape_.heads / shape_.kv_heads), head, -1, 0});
 }
 
 // A step outlives the call that begins it, and its input must not change after it was checked.
@@ -213,6 +269,8 @@ Batch Tape::keep(const Batch& batch) {
     numbers_.clear();
     for (const auto& part : {batch.tokens, batch.frames, batch.starts, batch.outputs}) numbers_.insert(numbers_.end(), part.begin(), part.end());
     segments_.assign(batch.segments.begin(), batch.segments.end());
+    tables_.assign(batch.tables.begin(), batch.tables.end());
+    weights_.assign(batch.weights.begin(), batch.weights.end());
     std::span<const int32_t> rest(numbers_);
     auto next = [&](size_t n) {
         const auto part = rest.first(n);
@@ -220,11 +278,36 @@ Batch Tape::keep(const Batch& batch) {
         return part;
     };
     const auto tokens = next(batch.tokens.size()), frames = next(batch.frames.size()), starts = next(batch.starts.size());
-    return {tokens, segments_, frames, starts, rest};
+    return {tokens, segments_, tables_, frames, starts, rest, weights_};
+}
+
+// Of a segment in one group: that its rows have frames to write to, which state_ is told, and that all extents are in the pool or holes.
+void Tape::check_pages(const Segment& s, const PageTable& table, int group) {
+    const Batch& batch = state_.batch;
+    if (table.extents < 1 || table.extent < 0 || size_t(table.extent) + table.extents > batch.frames.size()) refuse("a segment has no pages");
+    const int32_t* starts = batch.starts.data() + table.extent;
+    const int32_t* frames = batch.frames.data() + table.extent;
+    if (first_visible(s.position, look_back_[group]) / kFrame < starts[0]) refuse("a segment's pages begin after what its rows see");
+    int32_t* to = state_.frame.data() + size_t(group) * batch.tokens.size() + s.row;
+    int e = 0;
+    for (int i = 0; i < s.rows; ++i) {
+        const int number = (s.position + i) / kFrame;
+        while (e + 1 < table.extents && starts[e + 1] <= number) ++e;
+        const int64_t frame = int64_t(frames[e]) + number - starts[e];
+        if (frames[e] == -1) refuse("a position that is written lies in a hole");
+        if (number < starts[e] || frame < 0 || frame >= shape_.frames) refuse("a position lies outside the pool");
+        to[i] = int(frame);
+    }
+    for (int i = 0; i < table.extents; ++i) {
+        const int64_t next = i + 1 < table.extents ? starts[i + 1] : (s.position + s.rows - 1) / kFrame + 1;
+        const int64_t length = std::max<int64_t>(0, next - starts[i]);
+        if (i + 1 < table.extents && length == 0) refuse("extents are out of order");
+        if (frames[i] != -1 && (frames[i] < 0 || frames[i] + length > shape_.frames)) refuse("an extent lies outside the pool");
+    }
 }
 
 void Tape::prepare(const Batch& batch) {
-    const int rows = int(batch.tokens.size());
+    const int rows = int(batch.tokens.size()), groups = int(shape_.groups.size());
     if (rows > shape_.max_rows) refuse("step has " + std::to_string(rows) + " rows, the tape holds " + std::to_string(shape_.max_rows));
     if (batch.frames.size() != batch.starts.size()) refuse("extents differ in length");
     for (int32_t t : batch.tokens)
@@ -232,30 +315,17 @@ void Tape::prepare(const Batch& batch) {
     choose_outputs(batch.outputs, rows);
     state_.batch = batch;
     state_.position.resize(rows);
-    state_.frame.resize(rows);
+    state_.frame.resize(size_t(rows) * groups);
     int row = 0;
+    size_t table = 0, weighed = 0;
     for (const Segment& s : batch.segments) {
         if (s.row != row || s.rows < 1 || s.rows > rows - row || s.position < 0) refuse("segments must cover the rows in order");
         if (s.position > kMaxPosition - s.rows) refuse("positions end at " + std::to_string(kMaxPosition));
-        if (s.extents < 1 || s.extent < 0 || size_t(s.extent) + s.extents > batch.frames.size()) refuse("a segment has no pages");
-        const int32_t* starts = batch.starts.data() + s.extent;
-        const int32_t* frames = batch.frames.data() + s.extent;
-        for (const AttendPlan& plan : state_.plans)
-            if (first_visible(s.position, plan.window) / kFrame < starts[0]) refuse("a segment's pages begin after what its rows see");
-        int e = 0;
-        for (int i = 0; i < s.rows; ++i, ++row) {
-            const int number = (s.position + i) / kFrame;
-            while (e + 1 < s.extents && starts[e + 1] <= number) ++e;
-            const int64_t frame = int64_t(frames[e]) + number - starts[e];
-            if (number < starts[e] || frame < 0 || frame >= shape_.frames) refuse("a position lies outside the pool");
-            state_.position[row] = s.position + i;
-            state_.frame[row] = int(frame);
-        }
-        for (int i = 0; i < s.extents; ++i) {
-            const int64_t next = i + 1 < s.extents ? starts[i + 1] : (s.position + s.rows - 1) / kFrame + 1;
-            const int64_t length = std::max<int64_t>(0, next - starts[i]);
-            if (frames[i] < 0 || (i + 1 < s.extents && length == 0) || frames[i] + length > shape_.frames) refuse("extents are out of order or outside the pool");
-        }
+        if (s.tables != groups || table + groups > batch.tables.size()) refuse("a segment has " + std::to_string(s.tables) + " page tables, but there are " + std::to_string(groups) + " KV groups");
+        for (int g = 0; g < groups; ++g) check_pages(s, batch.tables[table++], g);
+        for (int i = 0; i < s.rows; ++i) state_.position[row++] = s.position + i;
+        if (s.weigh < -1 || (s.weigh >= 0 && size_t(s.weigh) != weighed++)) refuse("segments must name weights in order");
+        if (s.weigh >= 0 && (weighed > batch.weights.size() || batch.weights[s.weigh].frames <= (s.position + s.rows - 1) / kFrame)) refuse("there is no room for a segment's weights");
     }
     if (row != rows) refuse("segments must cover the rows in order");
     state_.rows = rows;
@@ -266,6 +336,7 @@ void Tape::prepare(const Batch& batch) {
         plan_fetching(plan);
         partials = std::max(partials, used);
     }
+    plan_weighing();
     const size_t bytes = sizeof(float) * kMaxAttendRows * size_t(partials);
     if (2 * bytes > partial_m_.size()) {
         partial_m_ = Memory(4 * bytes);
@@ -319,6 +390,7 @@ void Tape::finish() {
     started_ = false;
     pool_->finish();
     state_.batch = {};
+    weights_.clear();
 }
 
 void Tape::rerun(std::span<const int32_t> outputs) {

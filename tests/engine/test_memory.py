@@ -10,15 +10,17 @@ from tokenmill.core.config import EngineConfig, KVCacheConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.types import FRAME
 from tokenmill.engine.memory import DEFAULT_SHARE, Capacity, available_memory, plan_capacity
+from tokenmill.kv.footprint import Footprint
 
 GIB = 2**30
+ONE_GROUP = Footprint(whole=1, streaming=0, sinks=0, recent=0, windows=())
 TOKEN = 2**15
 """Bytes of one position: a GiB holds 32,768 tokens, 4,096 frames."""
 
 
 def plan(context: int = 8192, available: int = 8 * GIB, budget: float | None = None, **settings: Any) -> Capacity:
     config = EngineConfig(model="m", kv_cache_config=KVCacheConfig(memory_budget_gb=budget), **settings)
-    return plan_capacity(config, context, TOKEN, available)
+    return plan_capacity(config, context, TOKEN * FRAME, ONE_GROUP, available)
 
 
 def test_a_budget_is_cut_into_whole_frames():

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tokenmill.core.types import FRAME
+from tokenmill.kernels import ops as kernel_ops
 from tokenmill.kernels.ops import (
     AddNorm,
     Attention,
@@ -62,8 +63,12 @@ class PagedSequence:
     frames: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
 
+    @property
+    def pages(self) -> kernel_ops.Pages:
+        return kernel_ops.Pages(self.frames, self.starts)
+
     def segment(self, row: int, rows: int, position: int) -> Segment:
-        return Segment(row, rows, position, self.frames, self.starts)
+        return Segment(row, rows, position, (self.pages,))
 
 
 class Pages:

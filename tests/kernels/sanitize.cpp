@@ -35,6 +35,7 @@ using namespace mill;
 namespace {
 
 constexpr int kSequences = 3, kLength = 720, kPages = kLength / kFrame, kVocabulary = 37;
+constexpr int kFrames = 2 * kSequences * kPages;   // of two KV groups
 constexpr int kRows = 73;   // of the largest step below, so that it ends where memory ends
 
 void require(bool ok, const std::string& what) {
@@ -79,7 +80,13 @@ public:
         const int hidden = group == 1 ? 40 : group == 32 ? 96 : 512, inner = group == 1 ? 24 : group;
         const int dim = group == 1 ? 48 : group == 32 ? 80 : 16, heads = group == 1 ? 3 : group == 32 ? 4 : 16, kv_heads = group == 1 ? 1 : 2;
         const int widest = std::max({hidden, inner, heads * dim});
-        tape_ = std::make_unique<Tape>(pool, kernels, TapeShape{kRows, 5, widest, kSequences * kPages, {2, kv_heads, dim}, heads});
+        const KVType types[][2] = {{KVType::Bf16, KVType::Bf16}, {KVType::Int8, KVType::Int4}, {KVType::Int4, KVType::Int8}, {KVType::Int4, KVType::Int4}};
+        const auto& [key, value] = types[seed % 4];
+        TapeShape shape{kRows, 5, widest, kFrames, 2, heads, kv_heads, {dim, key, value, std::min(dim, 32)}, {{{}, {0, 0}}, {{}, {32, 24}}}};
+        for (int layer = 0; layer < 2; ++layer)
+            for (int head = 0; head < kv_heads; ++head) shape.groups[layer].pairs.push_back({layer, head});
+        weights_.resize(size_t(2) * kv_heads * kPages);
+        tape_ = std::make_unique<Tape>(pool, kernels, shape);
         Tape& t = *tape_;
         const int x = t.add_buffer(hidden, false, false), y = t.add_buffer(hidden, false, false), qkv = t.add_buffer((heads + 2 * kv_heads) * dim, false, false);
         const int attended = t.add_buffer(heads * dim, false, false), gated = t.add_buffer(inner, false, false), last = t.add_buffer(hidden, true, false);
@@ -114,21 +121,28 @@ public:
         return finish(parts.size());
     }
 
-    // Part i belongs to sequence i. The pages of a sequence are single frames in descending order. The batch is gone when this returns.
+    // Part i belongs to sequence i. The pages of a sequence are single frames in descending order; those of the second layer have holes before the
+    // step's rows. The batch is gone when this returns.
     void start(const std::vector<Part>& parts, int row_shift = 0, int token = 0, int frame_shift = 0, int first_start = 0) {
         std::vector<int32_t> tokens, frames, starts, outputs;
         std::vector<Segment> segments;
+        std::vector<PageTable> tables;
         for (int i = 0; i < int(parts.size()); ++i) {
-            segments.push_back({int(tokens.size()) + row_shift, parts[i].rows, parts[i].position, int(frames.size()), kPages});
+            segments.push_back({int(tokens.size()) + row_shift, parts[i].rows, parts[i].position, 2, i % 2, i == 0 ? 0 : -1});
             for (int r = 0; r < parts[i].rows; ++r) tokens.push_back((token ? token : 5 * r + i) % (token ? INT32_MAX : kVocabulary));
             outputs.push_back(int(tokens.size()) - 1);
-            for (int p = 0; p < kPages; ++p) {
-                frames.push_back((i + 1) * kPages - 1 - p + frame_shift);
-                starts.push_back(first_start + p);
+            for (int layer = 0; layer < 2; ++layer) {
+                tables.push_back({int(frames.size()), kPages});
+                for (int p = 0; p < kPages; ++p) {
+                    const bool hole = layer && p % 5 == 1 && p < parts[i].position / kFrame;
+                    frames.push_back(hole ? -1 : (layer * kSequences + i + 1) * kPages - 1 - p + frame_shift);
+                    starts.push_back(first_start + p);
+                }
             }
         }
+        const FrameWeights weights{weights_.data(), kPages, nullptr};
         const long before = allocations;
-        tape_->start({tokens, segments, frames, starts, outputs});
+        tape_->start({tokens, segments, tables, frames, starts, outputs, {&weights, 1}});
         allocated += allocations - before;
     }
 
@@ -161,6 +175,7 @@ private:
     Bytes bytes_;
     std::mt19937 random_;
     std::shared_ptr<Pool> pool_;
+    std::vector<int64_t> weights_;   // outlives the tape, which may end in flight
     std::unique_ptr<Tape> tape_;
     int logits_ = 0;
 };
@@ -192,14 +207,14 @@ void refuse_bad_batches(Model& model) {
     auto bad = [&](const char* what, auto body) { require(refuses(body), std::string("not refused: ") + what); };
     bad("too many rows", [&] { model.step({{kRows + 1, 0}}); });
     bad("too many outputs", [&] { model.step(std::vector<Model::Part>(6, {1, 0})); });
-    bad("a position past the pool", [&] { model.step({{2, 2 * kLength * kSequences}}); });
+    bad("a position past the pool", [&] { model.step({{2, 2 * kFrames * kFrame}}); });
     bad("a position near the end of the integers", [&] { model.step({{2, huge}}); });
     bad("a negative position", [&] { model.step({{2, -1}}); });
     bad("rows that do not follow each other", [&] { model.step({{2, 0}}, 1); });
     bad("a token past the vocabulary", [&] { model.step({{2, 0}}, 0, kVocabulary); });
-    bad("a frame past the pool", [&] { model.step({{2, 0}}, 0, 0, kPages * kSequences); });
-    bad("a frame before the pool", [&] { model.step({{2, 0}}, 0, 0, -kPages); });
-    bad("frames near the end of the integers", [&] { model.step({{2, 0}}, 0, 0, huge - kPages); });
+    bad("a frame past the pool", [&] { model.step({{2, 0}}, 0, 0, kFrames); });
+    bad("a frame before the pool", [&] { model.step({{2, 0}}, 0, 0, -kFrames); });
+    bad("frames near the end of the integers", [&] { model.step({{2, 0}}, 0, 0, huge - kFrames); });
     bad("pages that begin after the row", [&] { model.step({{2, 0}}, 0, 0, 0, 3); });
     bad("pages that begin after what the row sees", [&] { model.step({{2, 40}}, 0, 0, 0, 3); });
     bad("pages that begin before the sequence", [&] { model.step({{2, 40}}, 0, 0, 0, -huge); });

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmill.kernels.native import PackedWeight, Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.sampling.sampler import Question, Sampler
 
@@ -26,7 +26,7 @@ class Flight:
         weights = {name: PackedWeight.pack(*file, self.pool) for name, file in model.files.items()}
         self.tape = Tape(model.program, weights, model.vectors, self.pool, ROWS, ROWS, 3)
         table = np.zeros(1, np.int32)
-        self.step = Batch(model.tokens(ROWS), [Segment(0, ROWS, 0, table, table)], np.arange(ROWS, dtype=np.int32))
+        self.step = Batch(model.tokens(ROWS), [Segment(0, ROWS, 0, (Pages(table, table),))], np.arange(ROWS, dtype=np.int32))
         self.view = self.tape.run(self.step)
         self.want = self.view.copy()
 
@@ -57,7 +57,7 @@ def test_without_other_threads_a_start_only_prepares(tiny_model):
 
 def test_the_arrays_of_a_step_are_free_once_it_has_started(flight):
     flight.tape.start(flight.step)
-    for array in (flight.step.tokens, flight.step.outputs, flight.step.segments[0].frames):
+    for array in (flight.step.tokens, flight.step.outputs, flight.step.segments[0].pages[0].frames):
         array[:] = -1
     np.testing.assert_array_equal(flight.tape.finish(), flight.want)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tokenmill.kernels.native import PackedWeight, Pool, variants
-from tokenmill.kernels.ops import Attention, Batch, Buffer, Embed, Heads, Linear, Program, RotateAndStore, Segment, Select
+from tokenmill.kernels.ops import Attention, Batch, Buffer, Embed, Heads, Linear, Pages, Program, RotateAndStore, Segment, Select
 from tokenmill.kernels.reference import Reference
 from tokenmill.kernels.reference_weights import TYPES, RefWeight
 from tokenmill.kernels.tape import Tape
@@ -60,7 +60,7 @@ def test_a_row_with_a_number_that_is_none_is_nan_and_the_others_keep_their_bits(
     tape = Tape(program, {n: PackedWeight.pack(*f, pool) for n, f in files.items()}, {}, pool, 9, 9, 2)
     reference = Reference(program, {n: RefWeight.from_bytes(*f) for n, f in files.items()}, {}, 0, fused=variant != "portable")
     for chosen in (np.arange(9), np.array([5]), np.array([4, 5])):
-        step = Batch(chosen.astype(np.int32), [Segment(0, len(chosen), 0, table, table)], np.arange(len(chosen), dtype=np.int32))
+        step = Batch(chosen.astype(np.int32), [Segment(0, len(chosen), 0, (Pages(table, table),))], np.arange(len(chosen), dtype=np.int32))
         got = tape.run(step)
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(got, reference.run(step))
@@ -105,6 +105,14 @@ def with_first(batch, **changes):
     return replace(batch, segments=[batch.segments[0]._replace(**changes), *batch.segments[1:]])
 
 
+def with_pages(batch, **changes):
+    return with_first(batch, pages=(batch.segments[0].pages[0]._replace(**changes),))
+
+
+def extents(frames, starts):
+    return {"frames": np.array(frames, np.int32), "starts": np.array(starts, np.int32)}
+
+
 BAD = {
     "more rows than the tape holds": lambda b: Batch(np.zeros(33, np.int32), [b.segments[0]._replace(rows=33)], b.outputs),
     "more outputs than the tape holds": lambda b: replace(b, outputs=np.zeros(33, np.int32)),
@@ -120,13 +128,22 @@ BAD = {
     "a negative position": lambda b: with_first(b, position=-1),
     "a position after the pages": lambda b: with_first(b, position=300),
     "the last position of all": lambda b: with_first(b, position=2**31 - 1),
-    "no pages": lambda b: with_first(b, frames=b.tokens[:0], starts=b.tokens[:0]),
-    "frames without starts": lambda b: with_first(b, starts=b.tokens[:0]),
-    "a frame after the pool": lambda b: with_first(b, frames=b.segments[0].frames + np.int32(20)),
-    "a frame before the pool": lambda b: with_first(b, frames=b.segments[0].frames - np.int32(20)),
-    "an extent that leaves the pool": lambda b: with_first(b, frames=np.array([18], np.int32), starts=np.zeros(1, np.int32)),
-    "extents out of order": lambda b: with_first(b, frames=np.array([0, 1, 2], np.int32), starts=np.array([0, 2, 1], np.int32)),
-    "pages that begin late": lambda b: with_first(b, position=40, frames=np.zeros(1, np.int32), starts=np.array([4], np.int32)),
+    "no pages": lambda b: with_pages(b, frames=b.tokens[:0], starts=b.tokens[:0]),
+    "frames without starts": lambda b: with_pages(b, starts=b.tokens[:0]),
+    "a frame after the pool": lambda b: with_pages(b, frames=b.segments[0].pages[0].frames + np.int32(20)),
+    "a frame before the pool": lambda b: with_pages(b, frames=b.segments[0].pages[0].frames - np.int32(30)),
+    "an extent that leaves the pool": lambda b: with_pages(b, **extents([18], [0])),
+    "extents out of order": lambda b: with_pages(b, **extents([0, 1, 2], [0, 2, 1])),
+    "pages that begin late": lambda b: with_pages(with_first(b, position=40), **extents([0], [4])),
+    "a hole where a row writes": lambda b: with_pages(b, **extents([0, -1, 2], [0, 1, 2])),
+    "a hole where the last row writes": lambda b: with_pages(b, **extents([0, -1], [0, 2])),
+    "a negative frame that is no hole": lambda b: with_pages(with_first(b, position=24), **extents([-2, 3], [0, 3])),
+    "no page tables": lambda b: with_first(b, pages=()),
+    "a page table too many": lambda b: with_first(b, pages=b.segments[0].pages * 2),
+    "weights that are not there": lambda b: with_first(b, weigh=0),
+    "weights out of order": lambda b: replace(with_first(b, weigh=1), weights=(np.zeros((2, 3), np.int64),) * 2),
+    "weights of fewer frames": lambda b: replace(with_first(b, weigh=0), weights=(np.zeros((2, 2), np.int64),)),
+    "weights of fewer heads": lambda b: replace(with_first(b, weigh=0), weights=(np.zeros((1, 3), np.int64),)),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmill.kernels.native import PackedWeight, Pool, variants
-from tokenmill.kernels.ops import AddNorm, Batch, Buffer, Embed, Heads, Linear, Program, RMSNorm, Segment, Select
+from tokenmill.kernels.ops import AddNorm, Batch, Buffer, Embed, Heads, Linear, Pages, Program, RMSNorm, Segment, Select
 from tokenmill.kernels.reference import Reference
 from tokenmill.kernels.reference_ops import Arithmetic
 from tokenmill.kernels.reference_weights import TYPES, RefWeight
@@ -88,7 +88,7 @@ class Bench:
         table = np.zeros(1, np.int32)
         tokens = np.asarray(rows, np.int32)
         wanted = np.arange(len(tokens)) if outputs is None else outputs
-        return Batch(tokens, [Segment(0, len(tokens), 0, table, table)], np.asarray(wanted, np.int32))
+        return Batch(tokens, [Segment(0, len(tokens), 0, (Pages(table, table),))], np.asarray(wanted, np.int32))
 
     def check(self, variant, step, rows):
         want = self.reference(variant).run(step)

@@ -9,8 +9,11 @@ import gguf
 import numpy as np
 import pytest
 
+from tokenmill.kernels.layout import KVFormat
 from tokenmill.kernels.ops import Batch
-from tokenmill.kernels.reference_ops import Arithmetic, Quantized, _Softmax, bf16, sin_cos
+from tokenmill.kernels.reference_attention import Softmax, attention
+from tokenmill.kernels.reference_kv import Rounding
+from tokenmill.kernels.reference_ops import Arithmetic, Quantized, bf16, sin_cos
 from tokenmill.kernels.reference_weights import TYPES, RefWeight
 
 FUSED = Arithmetic()
@@ -223,8 +226,13 @@ def test_attention_is_softmax(rng, heads, kv_heads, dim, first, rows, window, ar
     n = first + rows - origin
     q = bf16(floats(rng, rows, heads, dim) * np.float32(2 * dim**-0.5))
     k, v = bf16(floats(rng, n, kv_heads, dim)), bf16(floats(rng, n, kv_heads, dim))
-    got = arithmetic.attention(q, k, v, positions, origin, window)
-    want = plain_attention(q, k, v, positions, origin, window)
+    rounding = Rounding(KVFormat(), dim, arithmetic)
+    pad = [(origin, 0), (0, 0), (0, 0)]  # NaN, which nobody sees
+    k, v = (np.pad(x, pad, constant_values=np.nan) for x in (k, v))
+    at = np.arange(origin + n)
+    visible = (at <= positions[:, None]) & (at > positions[:, None] - (window or 10**9))
+    got, _ = attention(rounding, q, rounding.keys(k, 1, 0), rounding.values(v), visible)
+    want = plain_attention(q, k[origin:], v[origin:], positions, origin, window)
     np.testing.assert_allclose(got, want, atol=0.01)  # probabilities are bf16
     assert np.abs(got - want).mean() < 0.001
 
@@ -234,7 +242,7 @@ def test_merging_cuts_in_another_order_is_another_result(rng):
     cuts = [(floats(rng, 50, 2), np.abs(floats(rng, 50, 2)) + 1, floats(rng, 50, 2, 8)) for _ in range(3)]
     results = []
     for order in ((0, 1, 2), (1, 0, 2)):
-        total = _Softmax(FUSED, (50, 2, 8))
+        total = Softmax(FUSED, (50, 2, 8))
         for i in order:
             total.merge(rows, *cuts[i])
         results.append(total.result)

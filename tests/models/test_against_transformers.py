@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.models.loader import load
 
@@ -119,7 +119,7 @@ def logprobs(folder, ids):
     n = len(ids)
     tape = Tape(model.program, model.weights, model.vectors, pool, n, n, n // 8 + 1)
     table = np.zeros(1, np.int32)
-    logits = tape.run(Batch(ids, [Segment(0, n, 0, table, table)], np.arange(n, dtype=np.int32))).astype(np.float64)
+    logits = tape.run(Batch(ids, [Segment(0, n, 0, (Pages(table, table),))], np.arange(n, dtype=np.int32))).astype(np.float64)
     return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
 

@@ -12,7 +12,7 @@ from tiny_gguf import ARCHITECTURES, TinyModel
 
 from tokenmill.core.errors import ModelFileError, UnknownArchitecture
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.models.loader import ARCHITECTURES as KNOWN
 from tokenmill.models.loader import load
@@ -35,7 +35,7 @@ def logits(path: Path, tokens: list[int]) -> np.ndarray:
     n = len(tokens)
     tape = Tape(model.program, model.weights, model.vectors, Pool(2), n, n, n // 8 + 1)
     table = np.zeros(1, np.int32)
-    return tape.run(Batch(np.array(tokens, np.int32), [Segment(0, n, 0, table, table)], np.arange(n, dtype=np.int32))).copy()
+    return tape.run(Batch(np.array(tokens, np.int32), [Segment(0, n, 0, (Pages(table, table),))], np.arange(n, dtype=np.int32))).copy()
 
 
 @every_architecture

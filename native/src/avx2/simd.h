@@ -80,6 +80,10 @@ inline float f_tree(F x) {
 }
 inline F f_half(const void* p) { return EACH(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p) + h))); }
 inline F f_bf16(const void* p) { return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p) + h)), 16))); }
+// 16 bf16 numbers from two places.
+inline F f_bf16_of(const void* lower, const void* upper) {
+    return EACH(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(h ? upper : lower))), 16)));
+}
 
 constexpr bool kRoundsToBf16 = false;
 
@@ -115,6 +119,7 @@ inline __m128i bytes_of(I a) {
     const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.v[0], a.v[1]), 0xd8);
     return _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
 }
+inline void i_store_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes_of(a)); }
 // The sum of 16 signed bytes, which psadbw takes as unsigned.
 inline int32_t byte_sum(__m128i x) {
     const __m128i sums = _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(-128)), _mm_setzero_si128());

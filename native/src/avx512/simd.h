@@ -82,6 +82,11 @@ inline float f_tree(F x) {
 }
 inline F f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
 inline F f_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))}; }
+// 16 bf16 numbers from two places.
+inline F f_bf16_of(const void* lower, const void* upper) {
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(lower))), _mm_loadu_si128(static_cast<const __m128i*>(upper)), 1);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16))};
+}
 
 inline I i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I i_load(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -106,6 +111,7 @@ inline void i_store_alternate(uint16_t* p, I a, int second) {
     const __m512i moved = _mm512_sllv_epi32(a.v, _mm512_set1_epi32(16 * second));
     _mm512_mask_storeu_epi16(p, second ? 0xaaaaaaaau : 0x55555555u, moved);
 }
+inline void i_store_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline void i_store_u16(uint16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
 
 // The sum of 16 signed bytes in each half of x, which psadbw takes as unsigned.

@@ -66,6 +66,12 @@ inline float f_tree(F x) {
 }
 inline F f_half(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::f16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
 inline F f_bf16(const void* p) { VF t; for (int l = 0; l < 16; ++l) t[l] = mill::bf16_to_f32(load_any<uint16_t>(static_cast<const char*>(p) + 2 * l)); return {t}; }
+// 16 bf16 numbers from two places.
+inline F f_bf16_of(const void* lower, const void* upper) {
+    VF t;
+    for (int l = 0; l < 16; ++l) t[l] = mill::bf16_to_f32(load_any<uint16_t>(static_cast<const char*>(l < 8 ? lower : upper) + 2 * (l % 8)));
+    return {t};
+}
 
 constexpr bool kRoundsToBf16 = false;
 
@@ -85,6 +91,7 @@ inline I i_add(I a, I b) { return {(VI)((VU)a.v + (VU)b.v)}; }
 template <int n> inline I i_shl(I a) { return {(VI)((VU)a.v << n)}; }
 template <int n> inline I i_shr(I a) { return {(VI)((VU)a.v >> n)}; }
 inline I i_shr_by(I a, int n) { return {(VI)((VU)a.v >> n)}; }
+inline void i_store_s8(int8_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = int8_t(a.v[l]); }
 inline void i_store_u16(uint16_t* p, I a) { for (int l = 0; l < 16; ++l) p[l] = uint16_t(a.v[l]); }
 inline I i_lanes() { return {VI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}; }
 inline void i_store(int32_t* p, I a) { __builtin_memcpy(p, &a.v, sizeof(a.v)); }

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,12 @@ from tokenmill.core.types import FRAME
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
+from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import NUMERICS_VERSION, Program
+from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
-from tokenmill.kv.groups import KVGroup, Whole
+from tokenmill.kv.footprint import Footprint
+from tokenmill.kv.groups import KVGroup, Pair, Retention, Whole, Window, divide
 from tokenmill.kv.manager import KVManager
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.loader import Model, load
@@ -59,8 +62,10 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     """
     started = time.monotonic()
     pool, model, digest = loaded or load_model(config)
-    token_bytes = _kv_bytes_per_token(model.program)
-    capacity = plan_capacity(config, model.config.context, token_bytes, available_memory())
+    groups = kv_groups(model.config)
+    layout = kv_layout(groups)
+    frame_bytes = layout.frame_bytes(model.program.shape.head_dim)
+    capacity = plan_capacity(config, model.config.context, frame_bytes, Footprint.of(groups), available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
     tape = Tape(
         model.program,
@@ -70,16 +75,17 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         max_rows=prompt_rows + config.max_batch_size,
         max_outputs=MAX_OUTPUTS,
         n_frames=capacity.n_frames,
+        layout=layout,
     )
-    kv = KVManager(kv_groups(model.config), capacity.n_frames, config.block_manager_config)
+    kv = KVManager(groups, capacity.n_frames, config.block_manager_config)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
     info = EngineInfo(
         model=config.name,
         architecture=model.config.architecture,
         vocab_size=model.config.vocab,
         max_model_len=capacity.max_model_len,
-        kv_tokens=capacity.n_frames * FRAME,
-        kv_bytes_per_token=token_bytes,
+        kv_tokens=capacity.n_frames * FRAME // len(groups),
+        kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
         max_batch_size=config.max_batch_size,
         threads=pool.threads,
         cpus=pool.cpus,
@@ -92,10 +98,18 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), check_when_idle=os.environ.get(CHECK_VARIABLE) == "1")
 
 
-def kv_groups(config: ModelConfig) -> list[KVGroup]:
-    """One group that keeps everything, whatever windows the layers have: the tape knows no other yet."""
-    pairs = tuple((layer, head) for layer in range(len(config.layers)) for head in range(config.shape.kv_heads))
-    return [KVGroup("whole 0", Whole(), pairs)]
+def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
+    """The KV heads of layers that keep everything, and those of each window."""
+    rules: dict[Retention, list[Pair]] = {}
+    for number, layer in enumerate(config.layers):
+        rule = Whole() if layer.window is None else Window(layer.window)
+        rules.setdefault(rule, []).extend((number, head) for head in range(config.shape.kv_heads))
+    return divide(rules)
+
+
+def kv_layout(groups: Sequence[KVGroup]) -> KVLayout:
+    """The same groups for the kernels."""
+    return KVLayout(KVFormat(), tuple(group.pairs for group in groups), (None,) * len(groups))
 
 
 def fingerprint(model_digest: bytes, variant: str) -> str:
@@ -126,7 +140,3 @@ def _digest_beside(path: Path) -> Future[bytes]:
 
     threading.Thread(target=work, name="model digest", daemon=True).start()
     return found
-
-
-def _kv_bytes_per_token(program: Program) -> int:
-    return program.layers * program.shape.kv_heads * program.shape.head_dim * 2 * 2

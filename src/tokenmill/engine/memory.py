@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.types import FRAME
+from tokenmill.kv.footprint import Footprint, frames_for
 
 DEFAULT_SHARE = 0.25
 """Of the memory that is available once the weights are loaded."""
@@ -20,11 +22,11 @@ class Capacity:
     max_model_len: int
 
 
-def plan_capacity(config: EngineConfig, context: int, token_bytes: int, available: int) -> Capacity:
+def plan_capacity(config: EngineConfig, context: int, frame_bytes: int, footprint: Footprint, available: int) -> Capacity:
     """Decide the pool from the settings.
 
-    context: the model's own limit, tokens. token_bytes: KV bytes per position. available: bytes of free memory.
-    Raises `ConfigError` when a stated length cannot be served.
+    context: the model's own limit, tokens. frame_bytes: of a frame of one KV group. footprint: how many groups there are, and what
+    they keep. available: bytes of free memory. Raises `ConfigError` when a stated length cannot be served.
     """
     wanted = config.max_model_len
     if wanted is not None and wanted > context:
@@ -36,20 +38,22 @@ def plan_capacity(config: EngineConfig, context: int, token_bytes: int, availabl
         free = f"{available / 2**30:.1f} GB"
         raise ConfigError(f"memory_budget_gb is {budget_gb}, but only {free} are available: lower it", param="memory_budget_gb")
     length = wanted or context
-    most = config.max_batch_size * (_frames(length) + 1)
-    n_frames = min(budget // (token_bytes * FRAME), most)
-    if n_frames < 1 or (wanted is not None and _frames(wanted) > n_frames):
-        need = _frames(wanted or FRAME) * FRAME * token_bytes / 2**30
+
+    def alone(frames: int) -> int:
+        """Frames of all groups for a sequence with so many frames of positions."""
+        return footprint.taken(0, frames, config.chunk_size if config.enable_chunked_prefill else length)
+
+    most = config.max_batch_size * alone(frames_for(length) + 1)
+    n_frames = min(budget // frame_bytes, most)
+    holds = FRAME * (bisect_right(range(1, frames_for(length) + 1), n_frames, key=alone))
+    if holds < FRAME or (wanted is not None and wanted > holds):
+        need = alone(frames_for(wanted or FRAME)) * frame_bytes / 2**30
         raise ConfigError(
-            f"the KV pool of {budget / 2**30:.3f} GB holds {n_frames * FRAME} tokens, but max_model_len is {wanted or FRAME}: "
+            f"the KV pool of {budget / 2**30:.3f} GB holds {holds} tokens, but max_model_len is {wanted or FRAME}: "
             f"raise memory_budget_gb to {need:.3f} or lower max_model_len",
             param="memory_budget_gb",
         )
-    return Capacity(n_frames, min(length, n_frames * FRAME))
-
-
-def _frames(tokens: int) -> int:
-    return -(-tokens // FRAME)
+    return Capacity(n_frames, min(length, holds))
 
 
 def available_memory() -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.core.types import TokenLogprobs
 from tokenmill.engine.generation import Generation
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import NO_TOKEN, Draw, Question, Sampler
@@ -93,8 +93,8 @@ class Runner:
         for sequence, start, n_tokens, samples, *_ in step:
             row = len(tokens)
             tokens.extend(sequence.token_ids[start : start + n_tokens])
-            (table,) = self._kv.tables(sequence.id)  # the tape knows one group
-            segments.append(Segment(row, n_tokens, start, table.first, table.starts))
+            pages = tuple(Pages(table.first, table.starts) for table in self._kv.tables(sequence.id))
+            segments.append(Segment(row, n_tokens, start, pages))
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
                 wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]

@@ -152,24 +152,42 @@ class Program:
         return list(seen.values())
 
 
+class Pages(NamedTuple):
+    """The pages of a sequence in one KV group, as extents of consecutive frames; arrays of equal length.
+
+    frames: the first frame of each extent, or -1: the extent is a hole, whose positions have no frames and are not seen.
+    starts: the index (position // 8) of that frame within the sequence, ascending. An extent ends where the next one starts.
+    """
+
+    frames: Int32s
+    starts: Int32s
+
+
 class Segment(NamedTuple):
     """The part of a step that belongs to one sequence: `rows` consecutive rows from `row`, at positions from `position`.
 
-    Pages are extents: `frames[i]` is the first frame of extent i, which holds the sequence's frames from number `starts[i]` on;
-    arrays of equal length, `starts` ascending.
+    pages: one per KV group of the layout, which have frames for all these positions. sparse: streaming groups see only what
+    `Streaming` says. weigh: index of `Batch.weights` to which these rows' attention weights are added, or -1.
     """
 
     row: int
     rows: int
     position: int
-    frames: Int32s
-    starts: Int32s
+    pages: tuple[Pages, ...]
+    sparse: bool = False
+    weigh: int = -1
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input: token ids [rows], segments covering all rows in order, and the rows whose logits are wanted."""
+    """One step's input: token ids [rows], segments covering all rows in order, and the rows whose logits are wanted.
+
+    weights: one array for each segment that weighs, int64 [layers * kv_heads, frames of the sequence or more], to which the share of
+    attention that the segment's rows give to each frame is added once the step is finished: 2^32 for the whole attention of one row
+    in one query head, summed over rows and the query heads of the pair.
+    """
 
     tokens: Int32s
     segments: list[Segment]
     outputs: Int32s
+    weights: tuple[npt.NDArray[np.int64], ...] = ()

@@ -1,4 +1,4 @@
-"""The operations of docs/numerics.md, one by one, in NumPy: slow, exact, and the oracle of every native kernel.
+"""The operations of docs/numerics.md but for attention, one by one, in NumPy: slow, exact, and the oracle of every native kernel.
 
 `Arithmetic(fused=True)` gives the numbers of the `avx2` and `avx512` variants, `Arithmetic(fused=False)` those of `portable`.
 All arrays are float32 unless said otherwise.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.types import CUT
 from tokenmill.kernels.reference_weights import Blocks, RefWeight
 
 F32 = npt.NDArray[np.float32]
@@ -215,69 +214,3 @@ class Arithmetic:
         half = x.shape[-1] // 2
         x0, x1 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
         return np.concatenate((self.fma(x0, cos, -(x1 * sin)), self.fma(x1, cos, x0 * sin)), axis=-1)
-
-    def attention(self, q: F32, k: F32, v: F32, positions: I64, origin: int, window: int | None) -> F32:
-        """Attention of rows q [rows, heads, head_dim] at `positions` [rows] over keys and values [n, kv_heads, head_dim].
-
-        `k[0]` and `v[0]` are at position `origin`; the last at max(positions). All three hold bf16 numbers. q includes the
-        scale and log2 e. Returns [rows, heads, head_dim].
-        """
-        total = _Softmax(self, q.shape)
-        end = origin + len(k)
-        for start in range(origin // CUT * CUT, end, CUT):
-            stop = min(start + CUT, end)
-            at = np.arange(start, start + CUT)
-            visible = at <= positions[:, None]
-            if window is not None:
-                visible &= at > positions[:, None] - window
-            rows = np.flatnonzero(visible.any(axis=1))
-            have = slice(max(start, origin) - start, stop - start)
-            keys, values = np.zeros((2, CUT, *k.shape[1:]), np.float32)
-            keys[have], values[have] = k[start + have.start - origin : stop - origin], v[start + have.start - origin : stop - origin]
-            total.merge(rows, *self.attend_cut(q[rows], keys, values, visible[rows]))
-        return total.result
-
-    def attend_cut(self, q: F32, k: F32, v: F32, visible: npt.NDArray[np.bool_]) -> tuple[F32, F32, F32]:
-        """One cut: q [rows, heads, head_dim], k and v [cut, kv_heads, head_dim], visible [rows, cut], some in every row.
-
-        Returns m [rows, heads], l [rows, heads], o [rows, heads, head_dim].
-        """
-        used = -(-(int(np.flatnonzero(visible.any(axis=0))[-1]) + 1) // LANES) * LANES
-        k, v, visible = k[:used], v[:used], visible[:, None, :used]
-        group = q.shape[1] // k.shape[1]
-        k, v = (np.repeat(np.moveaxis(x, 1, 0), group, axis=0) for x in (k, v))
-        score = np.zeros((*q.shape[:2], used), np.float32)
-        for i in range(0, q.shape[2], 2):
-            score = self.dot2(q[..., i, None], q[..., i + 1, None], k[..., i], k[..., i + 1], score)
-        m = np.where(visible, score, -np.inf).max(axis=-1)
-        p = np.where(visible, bf16(self.exp2(np.minimum(score - m[..., None], np.float32(0)))), np.float32(0))
-        lanes = np.zeros((*q.shape[:2], LANES), np.float32)
-        for part in in_lanes(p):
-            lanes = lanes + part
-        o = np.zeros_like(q)
-        for j in range(0, used, 2):
-            o = self.dot2(p[..., j, None], p[..., j + 1, None], v[:, j], v[:, j + 1], o)
-        return m, sum_lanes(lanes), o
-
-
-class _Softmax:
-    """Cuts merged in the order in which they come."""
-
-    def __init__(self, arithmetic: Arithmetic, shape: tuple[int, ...]) -> None:
-        self.arithmetic = arithmetic
-        self.m = np.full(shape[:2], -np.inf, np.float32)
-        self.l = np.zeros(shape[:2], np.float32)
-        self.o = np.zeros(shape, np.float32)
-
-    def merge(self, rows: I64, m: F32, l: F32, o: F32) -> None:  # noqa: E741
-        # before the first cut the maximum is -inf, so that a is 0, b is 1 and the cut is taken over as it is
-        fma, exp2 = self.arithmetic.fma, self.arithmetic.exp2
-        top = np.maximum(self.m[rows], m)
-        a, b = exp2(self.m[rows] - top), exp2(m - top)
-        self.m[rows] = top
-        self.l[rows] = fma(self.l[rows], a, l * b)
-        self.o[rows] = fma(self.o[rows], a[..., None], o * b[..., None])
-
-    @property
-    def result(self) -> F32:
-        return self.o * (np.float32(1) / self.l)[..., None]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import _native
+from tokenmill.kernels.layout import KVLayout
 from tokenmill.kernels.native import PackedWeight, Pool
 from tokenmill.kernels.ops import (
     AddNorm,
@@ -30,8 +31,9 @@ _NONE = np.empty(0, np.float32)
 class Tape:
     """A program ready to run: activations, KV pool and scratch memory are its own; weights are shared.
 
-    Holds up to `max_rows` rows and `max_outputs` wanted rows per step and `n_frames` frames of KV. Memory is reserved
-    here and becomes resident when first used.
+    Holds up to `max_rows` rows and `max_outputs` wanted rows per step and `n_frames` frames of KV, all groups together. Memory is
+    reserved here and becomes resident when first used. layout: None keeps bf16 in one group. Raises ValueError if it does not fit
+    the program.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class Tape:
         max_rows: int,
         max_outputs: int,
         n_frames: int,
+        layout: KVLayout | None = None,
     ) -> None:
         self._pool = pool
         shape = program.shape
+        self.layout = layout or KVLayout.single(program)
         widest = max(weights[name].cols for op in program.ops if isinstance(op, Linear) for name in op.weights)
         self._native = _native.Tape(
             pool=pool.native,
@@ -58,7 +62,17 @@ class Tape:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
+            key=self.layout.format.key,
+            value=self.layout.format.value,
+            group_size=self.layout.format.group_size,
+            groups=self.layout.groups,
+            streaming=[rule or (0, 0) for rule in self.layout.streaming],
         )
+        if self.layout.calibration is not None:
+            for layer, (factor, zero) in enumerate(zip(self.layout.calibration.factor, self.layout.calibration.zero, strict=True)):
+                self._native.calibrate(
+                    layer, np.ascontiguousarray(factor, np.float32).ravel(), np.ascontiguousarray(zero, np.float32).ravel()
+                )
         last = program.ops[-1]
         assert isinstance(last, Linear), "a program ends with the linear op that gives the logits"
         self._index = {b.name: self._native.add_buffer(b.width, b.rows == "outputs", b == last.out) for b in program.buffers}
@@ -78,12 +92,14 @@ class Tape:
         Raises ValueError, before anything is written, if the batch does not fit the tape, and RuntimeError while the pool is
         at work: between `start` and `finish` nothing else can use its threads.
         """
-        segments, frames, starts = array("i"), array("i"), array("i")
+        segments, tables, frames, starts = array("i"), array("i"), array("i"), array("i")
         for s in batch.segments:
-            segments.extend((s.row, s.rows, s.position, len(frames), len(s.frames)))
-            frames.extend(s.frames)
-            starts.extend(s.starts)
-        self._native.start(batch.tokens, segments, frames, starts, batch.outputs)
+            segments.extend((s.row, s.rows, s.position, len(s.pages), s.sparse, s.weigh))
+            for pages in s.pages:
+                tables.extend((len(frames), len(pages.frames)))
+                frames.extend(pages.frames)
+                starts.extend(pages.starts)
+        self._native.start(batch.tokens, segments, tables, frames, starts, batch.outputs, batch.weights)
         self._outputs = len(batch.outputs)
 
     def finish(self) -> F32:

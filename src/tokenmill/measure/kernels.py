@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tokenmill.core.types import FRAME
+from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.native import PackedWeight, Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.measure.machine import largest_cache
 from tokenmill.measure.op_programs import TOKENS, LinearKind, ModelOps, attention_program, norm_of
@@ -60,7 +61,8 @@ def input_table() -> Table:
 class OpTimer:
     """Measures ops on one pool. Rows come one by one, so that an interrupted run has what was measured."""
 
-    def __init__(self, pool: Pool, ceilings: Ceilings, seed: int) -> None:
+    def __init__(self, pool: Pool, ceilings: Ceilings, seed: int, kv: KVFormat | None = None) -> None:
+        self._kv = kv or KVFormat()
         self._pool = pool
         self._ceilings = ceilings
         self._rng = np.random.default_rng(seed)
@@ -110,17 +112,18 @@ class OpTimer:
     def _attend(self, ops: ModelOps, phase: str, streams: int, rows: int, context: int) -> Row:
         shape, window = ops.shape, ops.window
         seen = sum(min(at + 1, window or at + 1) for at in range(context, context + rows))
-        read = 4 * shape.kv_heads * shape.head_dim * streams * min(context + rows, (window or context) + rows)
+        token_bytes = shape.kv_heads * self._kv.frame_bytes(shape.head_dim) // FRAME
+        read = token_bytes * streams * min(context + rows, (window or context) + rows)
         operations = 4 * shape.heads * shape.head_dim * streams * seen
         layers = max(1, min(MAX_COPIES, 2 * largest_cache() // read, int(WORK / operations)))
         frames = -(-(context + rows) // FRAME)
         program = attention_program(shape, window, layers)
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         weights = self._input(width) | self._pack("end", "F32", 16, shape.heads * shape.head_dim)
-        tape = Tape(program, weights, {}, self._pool, streams * rows, 1, streams * frames)
+        tape = Tape(program, weights, {}, self._pool, streams * rows, 1, streams * frames, KVLayout.single(program, self._kv))
         tape.fill_kv(KV_BYTE)
         start = np.zeros(1, np.int32)
-        segments = [Segment(i * rows, rows, context, np.array([i * frames], np.int32), start) for i in range(streams)]
+        segments = [Segment(i * rows, rows, context, (Pages(np.array([i * frames], np.int32), start),)) for i in range(streams)]
         seconds = self._seconds(tape, segments, streams * rows) / layers
         what: Row = {"phase": phase, "streams": streams, "rows": streams * rows, "context": context}
         return what | _figures(seconds, read, operations, self._ceilings.floor(read, bf16=operations))
@@ -128,7 +131,7 @@ class OpTimer:
     def _op_seconds(self, kind: LinearKind, weights: dict[str, PackedWeight], copies: int, rows: int) -> float:
         tape = Tape(kind.program(copies), weights, norm_of(kind), self._pool, rows, 1, -(-rows // FRAME))
         zero = np.zeros(1, np.int32)
-        return self._seconds(tape, [Segment(0, rows, 0, zero, zero)], rows) / copies
+        return self._seconds(tape, [Segment(0, rows, 0, (Pages(zero, zero),))], rows) / copies
 
     def _seconds(self, tape: Tape, segments: list[Segment], rows: int) -> float:
         tokens = self._rng.integers(0, TOKENS, rows).astype(np.int32)

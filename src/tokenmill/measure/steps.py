@@ -13,8 +13,9 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import FRAME, SamplingParams
 from tokenmill.engine.build import build_engine
+from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.native import Pool
-from tokenmill.kernels.ops import Batch, Segment
+from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.measure.costs import Costs
 from tokenmill.measure.plot import Chart, Line
@@ -50,7 +51,7 @@ def steps_table(name: str, title: str) -> Table:
 class ForwardPass:
     """A model on a tape of its own: no scheduler, no sampling, no text."""
 
-    def __init__(self, path: Path, pool: Pool, prompt: int, streams: int, context: int, seed: int) -> None:
+    def __init__(self, path: Path, pool: Pool, prompt: int, streams: int, context: int, seed: int, kv: KVFormat | None = None) -> None:
         """prompt: tokens of the longest prefill; streams: most sequences of a decode step; context: tokens before theirs."""
         if streams > MAX_STREAMS:
             raise ConfigError(f"--batch-sizes: {streams} is above {MAX_STREAMS}, the most rows of logits in one forward pass")
@@ -62,7 +63,9 @@ class ForwardPass:
         self._frames = context // FRAME + 1
         n_frames = max(-(-prompt // FRAME), streams * self._frames)
         rows = max(min(prompt, CHUNK), streams)
-        self._tape = Tape(model.program, model.weights, model.vectors, pool, rows, MAX_STREAMS, n_frames)
+        self._tape = Tape(
+            model.program, model.weights, model.vectors, pool, rows, MAX_STREAMS, n_frames, KVLayout.single(model.program, kv)
+        )
         self._tape.fill_kv(KV_BYTE)
 
     def prompt(self, tokens: int) -> Callable[[], None]:
@@ -71,7 +74,7 @@ class ForwardPass:
         for start in range(0, tokens, CHUNK):
             n = min(CHUNK, tokens - start)
             wanted = np.array([n - 1] if start + n == tokens else [], np.int32)
-            chunks.append(Batch(self._tokens(n), [Segment(0, n, start, zero, zero)], wanted))
+            chunks.append(Batch(self._tokens(n), [Segment(0, n, start, (Pages(zero, zero),))], wanted))
 
         def run() -> None:
             for chunk in chunks:
@@ -85,7 +88,7 @@ class ForwardPass:
 
     def decode(self, ceilings: Ceilings, streams: int) -> Row:
         start = np.zeros(1, np.int32)
-        segments = [Segment(i, 1, self._context, np.array([i * self._frames], np.int32), start) for i in range(streams)]
+        segments = [Segment(i, 1, self._context, (Pages(np.array([i * self._frames], np.int32), start),)) for i in range(streams)]
         batch = Batch(self._tokens(streams), segments, np.arange(streams, dtype=np.int32))
         seconds = median_seconds(lambda: self._tape.run(batch), DECODE_RUNS)
         floor = self._costs.decode_floor(ceilings, streams, self._context)

@@ -1,0 +1,113 @@
+"""How keys and values are kept: the format of a frame, and which (layer, kv head) pairs share page tables.
+
+The bytes themselves are the business of native/include/page_format.h; docs/numerics.md says what a format does to the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.types import FRAME
+from tokenmill.kernels.ops import Program
+
+KVType = Literal["bf16", "int8", "int4"]
+Pair: TypeAlias = tuple[int, int]
+"""(layer, kv head)."""
+
+_BITS: dict[KVType, int] = {"bf16": 16, "int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """What keys and values are rounded to. `group_size` channels of a head share a scale, or all if the head has fewer.
+
+    Raises ValueError if group_size is not a multiple of 32.
+    """
+
+    key: KVType = "bf16"
+    value: KVType = "bf16"
+    group_size: int = 64
+
+    @classmethod
+    def parse(cls, text: str, group_size: int = 64) -> KVFormat:
+        """`int8` for both or `int8/int4` for keys and values. Raises ValueError."""
+        names: dict[str, KVType] = {name: name for name in _BITS}
+        key, _, value = text.partition("/")
+        if key not in names or (value or key) not in names:
+            raise ValueError(f"KV format is {text!r}, but must be one of {', '.join(names)}, or two such as int8/int4 for keys and values")
+        return cls(names[key], names[value or key], group_size)
+
+    def __post_init__(self) -> None:
+        if self.group_size < 32 or self.group_size % 32:
+            raise ValueError(f"group_size is {self.group_size}, but must be a multiple of 32")
+
+    def __str__(self) -> str:
+        if self.key == self.value == "bf16":
+            return "bf16"
+        return f"{self.key}/{self.value} of {self.group_size}"
+
+    def groups(self, head_dim: int) -> int:
+        """Groups of channels in a head."""
+        return -(-head_dim // self.group_size)
+
+    def frame_bytes(self, head_dim: int) -> int:
+        """Of one head and 8 positions, scales included."""
+        scales = {"bf16": 0, "int8": 1, "int4": 1}[self.key] + {"bf16": 0, "int8": 1, "int4": 2}[self.value]
+        values = head_dim if self.value != "int4" else -(-head_dim // 32) * 32
+        bits = head_dim * _BITS[self.key] + values * _BITS[self.value] + 16 * scales * self.groups(head_dim)
+        return FRAME * bits // 8
+
+
+class Streaming(NamedTuple):
+    """What sparse rows see of a group: the first `sinks` positions (a multiple of 16) and the last `recent` ones (a multiple of 8)."""
+
+    sinks: int
+    recent: int
+
+
+@dataclass(frozen=True)
+class KeyCalibration:
+    """What integer keys are before they are rounded: (key - zero) / factor, per channel as stored, after the rotation.
+
+    float32 [layers, kv_heads, head_dim]; factor is above 0. Pairs of a rotation are channels (i, i + head_dim / 2), also where the model
+    file interleaves them.
+    """
+
+    factor: npt.NDArray[np.float32]
+    zero: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """Groups of pairs, each with page tables of its own; pair i of every group lies in slot i of the pool, so that frames are of one size
+    and numbered once for all groups. `streaming` has the rule of each group, None for those that see everything.
+
+    Every pair of the program is in one group.
+    """
+
+    format: KVFormat
+    groups: tuple[tuple[Pair, ...], ...]
+    streaming: tuple[Streaming | None, ...]
+    calibration: KeyCalibration | None = field(default=None, compare=False)
+
+    @classmethod
+    def single(cls, program: Program, format: KVFormat | None = None) -> KVLayout:
+        """All pairs in one group."""
+        pairs = tuple((layer, head) for layer in range(program.layers) for head in range(program.shape.kv_heads))
+        return cls(format or KVFormat(), (pairs,), (None,))
+
+    @property
+    def slots(self) -> int:
+        """Pairs that the pool has room for in each frame."""
+        return max(len(group) for group in self.groups)
+
+    def frame_bytes(self, head_dim: int) -> int:
+        """Of a frame in the pool."""
+        return self.slots * self.format.frame_bytes(head_dim)
+
+    def group_of(self) -> dict[Pair, int]:
+        return {pair: number for number, group in enumerate(self.groups) for pair in group}
