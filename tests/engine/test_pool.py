@@ -139,7 +139,8 @@ def test_closing_forgets_everything(build):
 def test_every_architecture_generates_and_judges_alike(build, tmp_path, architecture, vocab, tied, kind):
     """What decoding said of its tokens is what a prefill says of them, bit for bit; past the window, in chunks, under preemption."""
     model = TinyModel(architecture, vocab=vocab, tied=tied, kind=kind)
-    talk = build(model=model.write(tmp_path / "tiny.gguf"), frames=24, chunk_size=16)
+    frames = 12 if architecture == "gemma3" else 24  # its window keeps few
+    talk = build(model=model.write(tmp_path / "tiny.gguf"), frames=frames, chunk_size=16)
     assert talk.engine.info.vocab_size == vocab
     prompts = [[t % vocab for t in LONG[30 * i : 30 * i + 30]] for i in range(4)]
     for i, prompt in enumerate(prompts):
