@@ -67,8 +67,7 @@ struct Better {
     }
 };
 
-int32_t argmax(const Kernels& k, const float* z, int n) {
-    const float high = k.row_max(z, n);
+int32_t argmax(const float* z, int n, float high) {
     for (int i = 0; i < n; ++i)
         if (z[i] == high) return i;
     return 0;   // bias and bans have left nothing above minus infinity
@@ -141,8 +140,8 @@ int32_t draw(const float* z, const SampleRow& how, std::span<const int32_t> toke
 
 // Draws from the whole vocabulary. A token whose value is d below the best score so far wins only if its noise exceeds d, that is if
 // 1 - u < exp(-d) (as exp(-x) >= 1 - x); nearly all are told apart by that, and only the rest cost two logarithms.
-int32_t draw_all(const Kernels& k, const float* z, int n, const SampleRow& how) {
-    int32_t winner = argmax(k, z, n);
+int32_t draw_all(const Kernels& k, const float* z, int n, float high, const SampleRow& how) {
+    int32_t winner = argmax(z, n, high);
     double best = double(z[winner]) / how.temperature + gumbel(how.seed, how.choice, how.position, winner);
     const float inverse = float(kLog2e / how.temperature);
     constexpr int kChunk = 1024;
@@ -216,15 +215,17 @@ void SampleState::note(int32_t token) {
 }
 
 int32_t sample_row(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch) {
-    if (!std::isfinite(k.row_max(logits, n))) return kNoToken;
+    float high = k.row_max(logits, n);
+    if (!std::isfinite(high)) return kNoToken;
     const float* z = logits;
     if (!how.seen.empty() || !how.bias.empty() || !how.banned.empty()) {
         scratch.z.assign(logits, logits + n);
         edit(scratch.z.data(), how);
         z = scratch.z.data();
+        high = k.row_max(z, n);
     }
-    if (how.temperature == 0.0) return argmax(k, z, n);
-    if (how.top_k == 0 && how.top_p >= 1.0 && how.min_p == 0.0) return draw_all(k, z, n, how);
+    if (how.temperature == 0.0) return argmax(z, n, high);
+    if (how.top_k == 0 && how.top_p >= 1.0 && how.min_p == 0.0) return draw_all(k, z, n, high, how);
     filter(z, n, how, scratch.kept);
     return draw(z, how, scratch.kept);
 }

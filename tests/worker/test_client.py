@@ -56,6 +56,17 @@ async def test_a_request_gets_its_tokens_and_exactly_one_last_output() -> None:
         assert (await until_idle(process)).generation_tokens == 4
 
 
+async def test_a_process_that_is_gone_before_it_is_looked_at_is_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int) -> int:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "pidfd_open", gone)
+    process = await WorkerProcess.start([sys.executable, "-c", "raise SystemExit(3)"])
+    process.kill()
+    with pytest.raises(EngineDied, match="ended with status 3"):
+        await process.load(scripted_engine.config())
+
+
 async def test_several_requests_with_several_choices_end_when_the_last_choice_has() -> None:
     async with worker() as process:
         outputs = await collect(process, request("a", b"xy", n=2), request("b", b"pqrst"))

@@ -27,7 +27,9 @@ class WorkerProcess:
         self._process = process
         # A signal to the process's number could meet another process, and asyncio's own way takes the exit status of one that has
         # ended from whoever waits for it.
-        self._handle = io.FileIO(os.pidfd_open(process.pid))
+        self._handle: io.FileIO | None = None
+        with contextlib.suppress(ProcessLookupError):  # one that ended at once, and was waited for already
+            self._handle = io.FileIO(os.pidfd_open(process.pid))
         self.client = client
 
     @classmethod
@@ -59,14 +61,15 @@ class WorkerProcess:
             raise EngineDied(f"the engine process {how} while it was loading {config.model}: its log says why") from None
 
     def kill(self) -> None:
-        if self._process.returncode is None:
+        if self._handle is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle.fileno(), signal.SIGKILL)
 
     async def wait(self) -> int:
         """The exit status (a signal's number negated), once the process is gone."""
         status = await self._process.wait()
-        self._handle.close()
+        if self._handle is not None:
+            self._handle.close()
         await self.client.close()
         return status
 

@@ -154,8 +154,9 @@ class LLM:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The engine for this thread alone, undisturbed. A generator that garbage collection ends may be inside its own thread's turn."""
-        with self._lock, interrupts_held():
+        """The engine for this thread alone, undisturbed from before it waits for its turn. A generator that garbage collection ends
+        may be inside its own thread's."""
+        with interrupts_held(), self._lock:
             yield
 
     def _step(self) -> None:
