@@ -13,6 +13,7 @@ using mill::Tape;
 namespace {
 
 using Weights = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Keys = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 mill::KVType kv_type(const std::string& name) {
     if (name == "bf16") return mill::KVType::Bf16;
@@ -84,6 +85,10 @@ void bind_tape(nb::module_& m) {
             nb::gil_scoped_release release;
             t.rerun(span_of(outputs));
         }, nb::arg("outputs"))
+        .def("read_keys", [](const Tape& t, const Array1<int32_t>& tables, const Array1<int32_t>& frames, const Array1<int32_t>& starts, const Keys& out) {
+            if (out.shape(0) != size_t(t.pairs()) || out.shape(2) != size_t(t.head_dim())) throw std::invalid_argument("[tape] keys need [layers * kv_heads, count, head_dim]");
+            t.read_keys(structs_of<mill::PageTable>(tables), span_of(frames), span_of(starts), int(out.shape(1)), out.data());
+        }, nb::arg("tables"), nb::arg("frames"), nb::arg("starts"), nb::arg("out"))
         .def("buffer", [](nb::handle_t<Tape> self, int index, int rows) {
             Tape& t = nb::cast<Tape&>(self);
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(t.buffer(index)), {size_t(rows), size_t(t.width(index))}, self, {int64_t(t.stride(index)), 1});

@@ -143,11 +143,16 @@ public:
     // Computes the logits of other rows of the step that was finished last.
     void rerun(std::span<const int32_t> outputs);
 
+    // Keys of a sequence's positions before `count`: f32 [layers][kv_heads][count][head_dim].
+    // Throws std::invalid_argument if one of them has no frame.
+    void read_keys(std::span<const PageTable> tables, std::span<const int32_t> frames, std::span<const int32_t> starts, int count, float* out) const;
+
     // A plain buffer, how wide it is, and how far apart its rows are.
     const float* buffer(int index) const;
     int width(int index) const { return buffers_.at(index).width; }
     size_t stride(int index) const { return buffers_.at(index).stride(); }
     int pairs() const { return shape_.layers * shape_.kv_heads; }
+    int head_dim() const { return shape_.page.head_dim; }
     uint8_t* kv() const { return kv_.data(); }
     size_t kv_bytes() const { return kv_.size(); }
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "List the known models and those in the cache.",
     "rm": "Delete a model from the cache.",
     "bench": "Measure kernels, engine and servers, with floors and ratios.",
+    "calibrate": "Measure the range of a model's keys and which heads look far back.",
     "eval": "Measure what a KV format costs in the quality of answers.",
 }
 """Every command and its help line. `tokenmill.cli.<name>` has the function `command` whose docstring begins with that line, or,

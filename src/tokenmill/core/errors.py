@@ -141,6 +141,12 @@ class UnknownArchitecture(ModelFileError):
     code = "unknown_architecture"
 
 
+class CalibrationError(ModelFileError):
+    """The calibration beside a model is damaged, of another version, or of another model."""
+
+    code = "calibration"
+
+
 class ModelBroken(TokenmillError):
     """The model's numbers have left what floats can hold, so that there is no next token."""
 

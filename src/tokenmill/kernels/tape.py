@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from tokenmill.kernels.ops import (
     Embed,
     Int32s,
     Linear,
+    Pages,
     Program,
     RotateAndStore,
     Select,
@@ -26,6 +27,19 @@ from tokenmill.kernels.ops import (
 F32 = npt.NDArray[np.float32]
 
 _NONE = np.empty(0, np.float32)
+
+
+class _Extents:
+    """Page tables as the native tape takes them: (first extent, extents) of each, and all extents."""
+
+    def __init__(self) -> None:
+        self.tables, self.frames, self.starts = array("i"), array("i"), array("i")
+
+    def add(self, tables: Sequence[Pages]) -> None:
+        for pages in tables:
+            self.tables.extend((len(self.frames), len(pages.frames)))
+            self.frames.extend(pages.frames)
+            self.starts.extend(pages.starts)
 
 
 class Tape:
@@ -48,7 +62,8 @@ class Tape:
         layout: KVLayout | None = None,
     ) -> None:
         self._pool = pool
-        shape = program.shape
+        self._layers = program.layers
+        self._shape = shape = program.shape
         self.layout = layout or KVLayout.single(program)
         widest = max(weights[name].cols for op in program.ops if isinstance(op, Linear) for name in op.weights)
         self._native = _native.Tape(
@@ -92,14 +107,11 @@ class Tape:
         Raises ValueError, before anything is written, if the batch does not fit the tape, and RuntimeError while the pool is
         at work: between `start` and `finish` nothing else can use its threads.
         """
-        segments, tables, frames, starts = array("i"), array("i"), array("i"), array("i")
+        segments, extents = array("i"), _Extents()
         for s in batch.segments:
             segments.extend((s.row, s.rows, s.position, len(s.pages), s.sparse, s.weigh))
-            for pages in s.pages:
-                tables.extend((len(frames), len(pages.frames)))
-                frames.extend(pages.frames)
-                starts.extend(pages.starts)
-        self._native.start(batch.tokens, segments, tables, frames, starts, batch.outputs, batch.weights)
+            extents.add(s.pages)
+        self._native.start(batch.tokens, segments, extents.tables, extents.frames, extents.starts, batch.outputs, batch.weights)
         self._outputs = len(batch.outputs)
 
     def finish(self) -> F32:
@@ -121,6 +133,18 @@ class Tape:
     def give_way(self) -> None:
         """Have each of the pool's threads yield its CPU once, before it begins with another step."""
         self._pool.give_way()
+
+    def keys(self, pages: Sequence[Pages], count: int) -> F32:
+        """The keys at a sequence's first `count` positions as they are stored, after the rotation: float32 [layers, kv_heads, count,
+        head_dim]; integer keys are turned back. pages: one per KV group.
+
+        Raises ValueError if one of the positions has no frame, and RuntimeError while the pool is at work.
+        """
+        extents = _Extents()
+        extents.add(pages)
+        out = np.empty((self._layers, self._shape.kv_heads, count, self._shape.head_dim), np.float32)
+        self._native.read_keys(extents.tables, extents.frames, extents.starts, out.reshape(-1, count, self._shape.head_dim))
+        return out
 
     @property
     def kv_bytes(self) -> int:

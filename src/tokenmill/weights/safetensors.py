@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.core.errors import ModelFileError
 from tokenmill.weights.mapped import MappedFile
@@ -93,15 +96,46 @@ def _read_shards(folder: Path) -> dict[str, RawTensor]:
     return tensors
 
 
+def read_safetensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
+    """The tensors of one file, and what it says of itself. Raises `ModelFileError`."""
+    file = MappedFile(path)
+    header, data = _read_header(file)
+    try:
+        said = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise file.fault("__metadata__", header, f"an object of strings ({error})") from None
+    return _check_tensors(file, header, data), said
+
+
+def safetensors_bytes(tensors: Mapping[str, npt.NDArray[np.float32]], said: Mapping[str, str]) -> bytes:
+    """A file of these tensors, which says `said` of itself; equal for equal content."""
+    header: dict[str, Any] = {"__metadata__": dict(sorted(said.items()))}
+    data = b""
+    for name, tensor in tensors.items():
+        header[name] = _Entry("F32", list(tensor.shape), (len(data), len(data) + tensor.nbytes))
+        data += tensor.astype("<f4").tobytes()
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
 def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
-    """Read the header of one file and check every tensor in it against the file's size."""
+    header, data = _read_header(file)
+    header.pop("__metadata__", None)
+    return _check_tensors(file, header, data)
+
+
+def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    """The header, and where the data begins."""
     most = min(MAX_HEADER_BYTES, file.size - 8)
     length = int.from_bytes(file.bytes[:8], "little")
     if not 2 <= length <= most:
         raise file.fault("header length", length, f"between 2 and {most}")
-    header = _parse_object(file, "header", file.bytes[8 : 8 + length])
-    header.pop("__metadata__", None)
-    data = 8 + length
+    return _parse_object(file, "header", file.bytes[8 : 8 + length]), 8 + length
+
+
+def _check_tensors(file: MappedFile, header: dict[str, Any], data: int) -> dict[str, RawTensor]:
+    """Every tensor of the header, checked against the file's size."""
     tensors: dict[str, RawTensor] = {}
     spans: list[tuple[int, int, str]] = []
     for name, raw in header.items():

@@ -10,7 +10,7 @@ from tokenmill.cli.eval import options
 from tokenmill.cli.eval.reading import read_texts
 from tokenmill.cli.options import Cpus, Model, Threads
 from tokenmill.measure.quality.likelihood import Track, agreement_pictures, agreement_rows, agreement_table
-from tokenmill.measure.quality.texts import evaluation_texts
+from tokenmill.text.samples import evaluation_texts
 from tokenmill.measure.report import Table
 
 

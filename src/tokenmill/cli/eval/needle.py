@@ -23,7 +23,7 @@ from tokenmill.measure.quality.needle import (
     needle_rows,
     needle_table,
 )
-from tokenmill.measure.quality.texts import evaluation_texts
+from tokenmill.text.samples import evaluation_texts
 from tokenmill.measure.quality.variants import REFERENCE
 from tokenmill.measure.report import Table
 from tokenmill.weights.catalogue import resolve
