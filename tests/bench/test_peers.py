@@ -283,7 +283,6 @@ def test_an_installation_removes_what_is_unwanted_afterwards() -> None:
     assert npm[-1] == "c@2"
 
 
-
 @pytest.fixture(scope="module")
 def ours(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """tokenmill's driver with SmolLM2."""

@@ -77,7 +77,8 @@ def test_json_is_one_object_with_usage_and_timings(model: str, answers: dict[str
     assert got["text"] == answers["raw"]
     assert (got["mode"], got["finish_reason"], got["seed"]) == ("completion", "length", 3)
     assert (got["threads"], got["cpus"]) == (1, str(max(usable_cpus())))
-    assert got["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "cached_tokens": 0}
+    kept = {"format": "bf16", "sparsified_from": None, "dropped_tokens": 0}
+    assert got["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "cached_tokens": 0, "kv": kept}
     assert got["model"] == Path(model).stem
     assert got["kernels"] in ("portable", "avx2", "avx512")
     timings = got["timings"]

@@ -47,6 +47,7 @@ def test_a_chat_answer_has_text_reason_and_usage(http: httpx.Client) -> None:
     # Five bytes and the token that ended the answer.
     assert answer["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0},
+        "kv": {"format": "bf16", "sparsified_from": None, "dropped_tokens": 0},
     }  # fmt: skip
 
 
@@ -192,6 +193,7 @@ def test_choices_of_a_batch_are_counted_prompt_by_prompt(http: httpx.Client) -> 
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "ab", "c", "c"]
     assert answer["usage"] == {
         "prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 0},
+        "kv": {"format": "bf16", "sparsified_from": None, "dropped_tokens": 0},
     }  # fmt: skip
 
 

@@ -87,7 +87,8 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None, str]] = [
     ({"priority": 3}, 400, None, "priority", "0 (VIP)"),
     ({"temprature": 1}, 400, "unknown_field", "temprature", "did you mean 'temperature'?"),
     ({"quux": 1}, 400, "unknown_field", "quux", "leave it out"),
-    ({"kv_budget_mb": 10}, 400, "not_built_yet", "kv_budget_mb", "not built yet"),
+    ({"kv_budget_mb": 0}, 400, None, "kv_budget_mb", "above 0"),
+    ({"kv_budget_mb": "all"}, 400, "invalid_type", "kv_budget_mb", "got str"),
     ({"structured_outputs": {"regex": "a"}}, 400, "not_built_yet", "structured_outputs", "not built yet"),
     ({"response_format": {"type": "json_object"}}, 400, "not_built_yet", "response_format", "not built yet"),
     ({"tools": [{"type": "function"}]}, 400, "not_built_yet", "tools", "not built yet"),
@@ -195,9 +196,7 @@ RAW_CASES: list[tuple[str, bytes, dict[str, str], int, str, str]] = [
 
 
 @pytest.mark.parametrize("case", RAW_CASES, ids=lambda case: case[0])
-def test_a_body_that_is_not_the_right_json_is_refused(
-    http: httpx.Client, case: tuple[str, bytes, dict[str, str], int, str, str]
-) -> None:
+def test_a_body_that_is_not_the_right_json_is_refused(http: httpx.Client, case: tuple[str, bytes, dict[str, str], int, str, str]) -> None:
     _, body, headers, status, code, words = case
     got = refused(http.post("/v1/chat/completions", content=body, headers=headers))
     assert got[:2] == (status, code)

@@ -31,6 +31,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     cached_tokens: int = 0
+    sparsified_from: int | None = None
+    dropped_tokens: int = 0
 
 
 def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -> dict[Key, Answer]:
@@ -65,6 +67,7 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -
             answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
             answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
             answer.cached_tokens = output.cached_tokens
+            answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
         step += 1
         assert step < 20_000, "the engine does not come to an end"
     unanswered = [key for key, answer in answers.items() if answer.finish_reason is None]
@@ -77,12 +80,14 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -
 class Alone:
     """Each choice of a request, run with nothing beside it on an engine with default settings that has seen nothing like it.
 
-    One engine runs them all, each under a salt of its own: `fresh` runs one on a new engine.
+    One engine runs them all, each under a salt of its own: `fresh` runs one on a new engine. cache: what decides the numbers, the
+    format of keys and values and what goes when a budget is used up.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, cache: dict[str, Any]) -> None:
         self.model = model
-        self._engine = build_engine(EngineConfig(model=str(model)))
+        self.cache = cache
+        self._engine = self._build()
         self.info = self._engine.info
         self._answers: dict[bytes, list[Answer]] = {}
         self._runs = 0
@@ -99,7 +104,10 @@ class Alone:
         return self.answers(request)[0].tokens
 
     def fresh(self, request: Request, choice: int) -> Answer:
-        return self._run(build_engine(EngineConfig(model=str(self.model))), request, choice)
+        return self._run(self._build(), request, choice)
+
+    def _build(self) -> Engine:
+        return build_engine(EngineConfig.from_settings(model=str(self.model), **self.cache))
 
     def _run(self, engine: Engine, request: Request, choice: int) -> Answer:
         self._runs += 1
@@ -124,6 +132,7 @@ class Alone:
                     answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
                     answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
                     answer.cached_tokens = output.cached_tokens
+                    answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
         assert answer.cached_tokens == 0, "a run alone found its prompt in the cache"
         return answer
 
@@ -152,15 +161,16 @@ class Setting:
             threads=rng.choice((1, 2, 2, 3)),
         )
 
-    def build(self, model: Path, kv_bytes_per_token: int) -> Engine:
+    def build(self, model: Path, cache: dict[str, Any], kv_bytes_per_token: int) -> Engine:
         settings: dict[str, Any] = {
             "max_batch_size": self.max_batch_size,
             "chunk_size": self.chunk_size,
             "enable_chunked_prefill": self.chunked,
             "threads": self.threads,
             "block_manager_config": {"block_size": self.block_size, "enable_prefix_sharing": self.sharing},
-            "kv_cache_config": {"memory_budget_gb": (self.frames + 0.5) * FRAME * kv_bytes_per_token / 2**30},
         }
+        memory = {"memory_budget_gb": (self.frames + 0.5) * FRAME * kv_bytes_per_token / 2**30}
+        settings |= cache | {"kv_cache_config": cache.get("kv_cache_config", {}) | memory}
         engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
         assert engine.info.kv_tokens // FRAME == self.frames
         engine._runner._tape.fill_kv(0xFF)  # what was never written is NaN
@@ -174,10 +184,10 @@ class Trial:
     """
 
     def __init__(self, alone: Alone, setting: Setting, seed: int = 0) -> None:
-        self.engine = setting.build(alone.model, alone.info.kv_bytes_per_token)
+        self.engine = setting.build(alone.model, alone.cache, alone.info.kv_bytes_per_token)
         self.cases = 0
         self._alone = alone
-        self._name = f"{setting}, seed {seed}"
+        self._name = f"{setting}, {alone.cache}, seed {seed}"
         self._setting = setting
         self._rng = random.Random(self._name)
         self._cached: dict[str, list[list[int]]] = {}
@@ -216,6 +226,9 @@ def _difference(answer: Answer, expected: Answer, aborted: bool) -> str:
     if answer.logprobs != logprobs:
         at = next(i for i, (a, b) in enumerate(zip(answer.logprobs, logprobs, strict=True)) if a != b)
         return f"token {at} has log-probability {answer.logprobs[at]}, alone {logprobs[at]}"
+    kept = (answer.sparsified_from, answer.dropped_tokens), (expected.sparsified_from, expected.dropped_tokens)
+    if not aborted and kept[0] != kept[1]:
+        return f"sparsified from, and positions dropped: {kept[0]}, alone {kept[1]}"
     if answer.prompt_logprobs != expected.prompt_logprobs and answer.tokens:
         return f"prompt log-probabilities {answer.prompt_logprobs}, alone {expected.prompt_logprobs}"
     return ""

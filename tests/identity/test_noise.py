@@ -56,6 +56,6 @@ def test_noise_by_rank_is_found(pool: RequestPool, monkeypatch: pytest.MonkeyPat
             tokens.append(int(best[np.argmax(scores)]))
         return tokens
 
-    alone = Alone(pool.alone.model)
+    alone = Alone(pool.alone.model, {})
     monkeypatch.setattr(alone._engine._runner._sampler, "sample", by_rank)
     assert changed_answers(alone, sampled(pool))

@@ -157,3 +157,8 @@ def long(rng: random.Random) -> tuple[int, int]:
     """About the cuts and Gemma's window: 512 and 1024 are crossed by prompt, chunk or output."""
     prompt = rng.choice((500, 505, 511, 512, 513, 520, 700, 1017, 1024, 1025, 1030, rng.randrange(450, 1200)))
     return prompt, rng.randrange(1, 16)
+
+
+def longer(rng: random.Random) -> tuple[int, int]:
+    """So long that heads which keep the first 64 and the latest 512 positions have something to give up."""
+    return rng.randrange(760, 1250), rng.randrange(1, 40)

@@ -14,9 +14,6 @@ from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, No
 
 ARTICLE: list[tuple[dict[str, Any], str]] = [
     ({"speculative_config": {"model": "qwen2.5-coder:0.5b", "num_speculative_tokens": 6}}, "speculative decoding is not built yet"),
-    ({"attention_config": {"sparse_attention": {"enabled": True}}}, "sparse attention is not built yet"),
-    ({"kv_cache_config": {"compression": {"enabled": True, "key_dtype": "int8"}}}, "compression is not built yet"),
-    ({"kv_cache_config": {"per_request_budget_gb": 0.5}}, "per_request_budget_gb is not built yet"),
     ({"kv_transfer_config": {"role": "prefill", "connector": "nccl"}}, "prefill/decode separation is not built yet"),
     ({"scheduler": "prefill_optimized"}, "scheduler is not built yet"),
 ]
@@ -25,6 +22,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_model_length": 10}, "unknown setting 'max_model_length': did you mean 'max_model_len'"),
     ({"kv_cache_config": {"memory_budget": 1}}, "unknown setting 'kv_cache_config.memory_budget': did you mean 'memory_budget_gb'"),
     ({"block_manager_config": {"block_size": 7}}, "block_size is 7"),
+    ({"kv_cache_config": {"compression": {"key_dtype": "fp8"}}}, "kv_cache_config.compression.key_dtype is 'fp8'"),
+    ({"kv_cache_config": {"compression": {"group_size": 48}}}, "group_size is 48, but must be a multiple of 32"),
+    ({"kv_cache_config": {"compression": {"calibration_method": "percentile"}}}, "compression.calibration_method is 'percentile'"),
+    ({"kv_cache_config": {"per_request_budget_gb": 0}}, "per_request_budget_gb is 0"),
+    ({"kv_cache_config": {"per_request_budget_gb": 1e-6}}, "per_request_budget_gb is 1e-06, but the smallest sequence takes 184320 bytes"),
+    ({"attention_config": {"sparse": {"enabled": True}}}, "unknown setting 'attention_config.sparse': did you mean 'sparse_attention'"),
+    ({"attention_config": {"sparse_attention": {"strategy": "random"}}}, "sparse_attention.strategy is 'random'"),
+    ({"attention_config": {"sparse_attention": {"keep_ratio": 1}}}, "keep_ratio is 1.0, but must be at least 0 and below 1"),
+    ({"attention_config": {"sparse_attention": {"trigger_threshold": 0}}}, "trigger_threshold is 0.0, but must be above 0"),
     ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: on a CPU threads do this work, use threads=2"),
     ({"dtype": "float16"}, "weights keep the precision of their file"),
     ({"worker_cls": "x"}, "there is one worker class"),

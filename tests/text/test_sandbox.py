@@ -14,8 +14,7 @@ from tokenmill.text.chat import ChatTemplate
 USER = [{"role": "user", "content": "Hi"}]
 
 TANGLE = (
-    "{% set ns = namespace(x=(1,), y=(1,)) %}"
-    "{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"
+    "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"
 )
 """Two values of sixty tuples each that have 2**60 entries when walked."""
 

@@ -72,9 +72,7 @@ def damage_empty(entry: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_empty])
-def test_a_damaged_entry_is_built_again(
-    home: Path, builds: list[Any], smollm2_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_entry_is_built_again(home: Path, builds: list[Any], smollm2_path: Path, damage: Callable[[Path], None]) -> None:
     expected = load_tokenizer(smollm2_path).encode("Hello")
     (entry,) = home.iterdir()
     whole = entry.read_bytes()

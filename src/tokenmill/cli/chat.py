@@ -37,6 +37,9 @@ def command(
     threads: options.Threads = 0,
     cpus: options.Cpus = None,
     max_model_len: options.MaxModelLen = None,
+    kv: options.Kv = options.KV,
+    sparse: options.Sparse = None,
+    kv_budget_mb: options.KvBudgetMb = None,
 ) -> None:
     """Talk to a model in the terminal.
 
@@ -44,7 +47,8 @@ def command(
     standard output, everything else to standard error, and the exit status is 1 if a message could not be answered.
     """
     params = options.sampling(max_tokens, temperature, top_p, top_k, seed, stop)
-    with options.open_model(model, chat_template, threads, cpus, max_model_len) as llm:
+    cache = options.kv_cache(kv, sparse, kv_budget_mb)
+    with options.open_model(model, chat_template, threads, cpus, max_model_len, cache) as llm:
         if not llm.can_chat:
             raise InvalidRequest(
                 f"{llm.info.model} has no chat template: `tokenmill run --raw {model}` continues a text, "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.kv_spelling import WIDE, Format, Sparsity, kv_settings
 from tokenmill.core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,9 +25,15 @@ Threads = Annotated[int, typer.Option(min=0, help="0 takes all CPUs of this proc
 Cpus = Annotated[str | None, typer.Option(help="Keep each thread on a CPU of its own, such as 0-3,8.", metavar="LIST")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus answer; default: the model's own context.")]
 Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
+Kv = Annotated[str, typer.Option("--kv", help="How keys and values are kept: bf16, or KEY/VALUE[:GROUP][:plain] such as int8/int4.")]
+Sparse = Annotated[
+    str | None, typer.Option(help="What an answer gives up near the end of its KV budget: STRATEGY:KEEP_RATIO such as topk_heads:0.7.")
+]
+KvBudgetMb = Annotated[float | None, typer.Option("--kv-budget-mb", help="MiB that the keys and values of one answer may take.")]
 
 TEMPERATURE = 0.7
 TOP_P = 0.95
+KV = WIDE
 
 
 def sampling(
@@ -36,11 +44,20 @@ def sampling(
     return params.check()
 
 
-def open_model(model: str, chat_template: str | None, threads: int, cpus: str | None, max_model_len: int | None) -> LLM:
-    """The model, for one request at a time; pulled first if need be."""
+def kv_cache(kv: str, sparse: str | None, budget_mb: float | None) -> dict[str, Any]:
+    """Settings of an engine. Raises `ConfigError`."""
+    if budget_mb is not None and not budget_mb > 0:
+        raise ConfigError(f"--kv-budget-mb is {budget_mb:g}, but must be above 0", param="--kv-budget-mb")
+    return kv_settings(Format.parse(kv), None if sparse is None else Sparsity.parse(sparse), budget_mb)
+
+
+def open_model(
+    model: str, chat_template: str | None, threads: int, cpus: str | None, max_model_len: int | None, cache: dict[str, Any]
+) -> LLM:
+    """The model, for one request at a time; pulled first if need be. cache: settings of its KV cache."""
     from tokenmill.llm import LLM
 
-    return LLM(model, chat_template=chat_template, threads=threads, cpus=cpus, max_model_len=max_model_len, max_batch_size=1)
+    return LLM(model, chat_template=chat_template, threads=threads, cpus=cpus, max_model_len=max_model_len, max_batch_size=1, **cache)
 
 
 def note(text: str) -> None:

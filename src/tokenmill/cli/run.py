@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli import options
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.types import SamplingParams
+from tokenmill.core.types import KVUsage, SamplingParams
 
 if TYPE_CHECKING:
     from tokenmill.llm import LLM, RequestOutput
@@ -28,6 +28,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    kv: KVUsage
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -73,6 +74,9 @@ def command(
     threads: options.Threads = 0,
     cpus: options.Cpus = None,
     max_model_len: options.MaxModelLen = None,
+    kv: options.Kv = options.KV,
+    sparse: options.Sparse = None,
+    kv_budget_mb: options.KvBudgetMb = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end: text, usage, timings.")] = False,
 ) -> None:
     """Answer one prompt on standard output.
@@ -86,7 +90,8 @@ def command(
     if sys.stdout is None:
         raise InvalidRequest("standard output is closed: there is nowhere to write the answer to")
     text = read_prompt(prompt)
-    with options.open_model(model, chat_template, threads, cpus, max_model_len) as llm:
+    cache = options.kv_cache(kv, sparse, kv_budget_mb)
+    with options.open_model(model, chat_template, threads, cpus, max_model_len, cache) as llm:
         chats = llm.can_chat and not raw
         if not chats and system is not None:
             raise InvalidRequest(f"--system needs a chat template, and {llm.info.model} has none: choose one with --chat-template")
@@ -174,6 +179,6 @@ def _report(llm: LLM, mode: str, result: RequestOutput, params: SamplingParams) 
         prompt_tokens_per_second=(usage.prompt_tokens - usage.cached_tokens) / metrics.ttft,
         tokens_per_second=later / decode if later else None,
     )
-    spent = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    spent = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.kv)
     info = llm.info
     return Report(info.model, mode, choice.text, choice.finish_reason, spent, timings, params.seed, info.kernels, info.threads, info.cpus)

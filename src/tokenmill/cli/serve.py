@@ -36,6 +36,9 @@ def command(
     chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
     threads: options.Threads = _DEFAULTS["threads"],
     cpus: options.Cpus = _DEFAULTS["cpus"],
+    kv: options.Kv = options.KV,
+    sparse: options.Sparse = None,
+    kv_budget_mb: options.KvBudgetMb = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
 ) -> None:
@@ -45,6 +48,8 @@ def command(
     """
     if api_key == "":
         raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
+    cache = options.kv_cache(kv, sparse, kv_budget_mb)
+    cache.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
     from tokenmill.gateway.server import listen, serve
 
     sock = listen(host, port)
@@ -68,7 +73,7 @@ def command(
         chunk_size=chunk_size,
         threads=threads,
         cpus=cpus,
-        kv_cache_config={"memory_budget_gb": kv_memory_gb},
+        **cache,
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -101,7 +106,7 @@ def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: 
         [
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
-            f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB)",
+            f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB of {info.kv_format})",
             f"  compute  {info.threads} threads{where}, {info.kernels} kernels",
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]

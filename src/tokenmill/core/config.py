@@ -60,21 +60,28 @@ class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class CompressionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quantised KV. Not built yet: only `enabled=False` is accepted."""
+    """Quantised KV (docs/kv-cache.md).
+
+    calibration_method: `minmax` scales each channel of keys by the extremes that `tokenmill calibrate` found, which are found at the
+    first start if need be; `none` by what each token holds alone. group_size: channels that share a scale, at most a head.
+    """
 
     enabled: bool = False
-    key_dtype: str = "int8"
-    value_dtype: str = "int4"
-    calibration_method: str = "minmax"
+    key_dtype: Literal["bf16", "int8", "int4"] = "int8"
+    value_dtype: Literal["bf16", "int8", "int4"] = "int4"
+    calibration_method: Literal["minmax", "none"] = "minmax"
     group_size: int = 128
 
     def __post_init__(self) -> None:
-        if self.enabled:
-            raise NotBuiltYet("kv_cache_config.compression is not built yet: leave it out, the cache is bf16", param="compression")
+        if not 32 <= self.group_size <= 1024 or self.group_size % 32:
+            raise ConfigError(
+                f"compression: group_size is {self.group_size}, but must be a multiple of 32 between 32 and 1024", param="group_size"
+            )
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The KV pool. `memory_budget_gb` None takes a share of the memory that is free at start."""
+    """The KV pool, in GiB. `memory_budget_gb` None takes a share of the memory that is free at start. `per_request_budget_gb` is what
+    the KV of one answer may take (None: any part of the pool)."""
 
     dtype: Literal["auto", "bf16", "bfloat16"] = "auto"
     compression: CompressionConfig = CompressionConfig()
@@ -83,12 +90,38 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eviction_policy: Literal["lru"] = "lru"
 
     def __post_init__(self) -> None:
-        if self.memory_budget_gb is not None and not 0 < self.memory_budget_gb < 1e6:
+        for name in ("memory_budget_gb", "per_request_budget_gb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e6:
+                raise ConfigError(f"{name} is {value}, but must be above 0 and below 1000000", param=name)
+
+
+class SparseAttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer gives up when `trigger_threshold` of its KV budget is used (docs/kv-cache.md). Without a budget it never does.
+
+    topk_heads: all but `keep_ratio` of the heads keep the first and the latest positions only. topk_positions: of the positions that
+    may go, `keep_ratio` stay. none: nothing goes, and an answer ends when its budget is used up, as without sparse attention.
+    """
+
+    enabled: bool = False
+    strategy: Literal["topk_heads", "topk_positions", "none"] = "topk_heads"
+    keep_ratio: float = 0.7
+    trigger_threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep_ratio < 1:
+            raise ConfigError(f"sparse_attention: keep_ratio is {self.keep_ratio}, but must be at least 0 and below 1", param="keep_ratio")
+        if not 0 < self.trigger_threshold <= 1:
             raise ConfigError(
-                f"memory_budget_gb is {self.memory_budget_gb}, but must be above 0 and below 1000000", param="memory_budget_gb"
+                f"sparse_attention: trigger_threshold is {self.trigger_threshold}, but must be above 0 and at most 1",
+                param="trigger_threshold",
             )
-        if self.per_request_budget_gb is not None:
-            raise NotBuiltYet("kv_cache_config.per_request_budget_gb is not built yet: leave it out", param="per_request_budget_gb")
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the KV cache attention looks at."""
+
+    sparse_attention: SparseAttentionConfig = SparseAttentionConfig()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +145,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of free memory for the KV pool when `memory_budget_gb` is not given (the article's name for it)."""
     block_manager_config: BlockManagerConfig = BlockManagerConfig()
     kv_cache_config: KVCacheConfig = KVCacheConfig()
+    attention_config: AttentionConfig = AttentionConfig()
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
@@ -140,7 +174,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 _UNAVAILABLE: dict[str, str] = {
     "speculative_config": "speculative decoding is not built yet: leave it out",
-    "attention_config": "sparse attention is not built yet: leave it out",
     "kv_transfer_config": "prefill/decode separation is not built yet: leave it out",
     "scheduler": "choosing a scheduler is not built yet: leave it out",
 }

@@ -62,6 +62,10 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     """Prompt tokens taken from the prefix tree at first admission."""
     first_scheduled: float = 0.0
     """When the sequence first entered a step (arrival to here is the queue time)."""
+    sparsified_from: int | None = None
+    """The position from which on the sequence has not seen all its keys and values, because its KV budget ran low."""
+    dropped_tokens: int = 0
+    """Positions that some KV head no longer has for that reason."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -108,6 +112,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     kv_tokens: int
     """Capacity of the KV pool in token positions."""
     kv_bytes_per_token: int
+    kv_format: str = "bf16"
     max_batch_size: int
     threads: int
     cpus: str | None = None

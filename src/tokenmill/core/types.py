@@ -6,6 +6,7 @@ import enum
 import math
 import reprlib
 import secrets
+from collections.abc import Collection
 
 import msgspec
 
@@ -50,7 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     number of alternatives reported per output token beside the chosen one (0: the chosen one only; None: no
     log-probabilities), `prompt_logprobs` likewise for prompt tokens. `max_tokens` None means up to the context
     limit. `seed` None is drawn at admission. `min_tokens` suppresses end-of-sequence and stop tokens until that
-    many tokens exist.
+    many tokens exist. `kv_budget_mb` (MiB) is what the keys and values of each choice may take; what happens as that fills up is a
+    setting of the engine.
     """
 
     n: int = 1
@@ -72,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    kv_budget_mb: float | None = None
 
     def check(self, vocab_size: int | None = None) -> SamplingParams:
         """Return self, or raise `InvalidRequest` naming the first field out of range."""
@@ -100,6 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         need(self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS, "prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
         biases = self.logit_bias.values()
         need(all(finite(b) and -100 <= b <= 100 for b in biases), "logit_bias", "a map of token id to a bias between -100 and 100")
+        budget = self.kv_budget_mb
+        need(budget is None or 0 < budget < 1e9, "kv_budget_mb", "above 0 and below 1e9")
         top = vocab_size if vocab_size is not None else 2**31
         need(all(0 <= t < top for t in self.logit_bias), "logit_bias", f"a map whose token ids lie in [0, {top})")
         need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", f"token ids in [0, {top})")
@@ -118,6 +123,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None:
             return self
         return msgspec.structs.replace(self, seed=secrets.randbits(63))
+
+
+class KVUsage(msgspec.Struct, frozen=True):
+    """How the keys and values of an answer were kept: their format; the first position that had not seen all before it, because the KV
+    budget ran low (None: each saw all); and how many positions some head no longer had at the end, over all choices."""
+
+    format: str
+    sparsified_from: int | None = None
+    dropped_tokens: int = 0
+
+    @classmethod
+    def over(cls, format: str, choices: Collection[tuple[int, int]]) -> KVUsage:
+        """choices: `sparsified_from` and `dropped_tokens` of those that were sparsified."""
+        if not choices:
+            return cls(format)
+        return cls(format, min(first for first, _ in choices), sum(dropped for _, dropped in choices))
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

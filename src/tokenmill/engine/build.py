@@ -6,7 +6,6 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -16,17 +15,16 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelNotFound
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import FRAME
+from tokenmill.engine.cache import RequestBudget, design_cache, needs_calibration
+from tokenmill.engine.calibrate import find_calibration
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
-from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.footprint import Footprint
-from tokenmill.kv.groups import KVGroup, Pair, Retention, Whole, Window, divide
 from tokenmill.kv.manager import KVManager
-from tokenmill.models.config import ModelConfig
 from tokenmill.models.loader import Model, load
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.scheduler.plan import Limits
@@ -61,10 +59,12 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     turns logits into tokens; a measurement gives one that keeps them.
     """
     started = time.monotonic()
-    pool, model, digest = loaded or load_model(config)
-    groups = kv_groups(model.config)
-    layout = kv_layout(groups)
+    loaded = loaded or load_model(config)
+    pool, model, digest = loaded
+    calibration = find_calibration(Path(config.model), loaded) if needs_calibration(config) else None
+    groups, layout, policy, identity = design_cache(config, model.config, calibration)
     frame_bytes = layout.frame_bytes(model.program.shape.head_dim)
+    budget = RequestBudget.of(config, frame_bytes, len(groups))
     capacity = plan_capacity(config, model.config.context, frame_bytes, Footprint.of(groups), available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
     tape = Tape(
@@ -77,7 +77,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         n_frames=capacity.n_frames,
         layout=layout,
     )
-    kv = KVManager(groups, capacity.n_frames, config.block_manager_config)
+    kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
     info = EngineInfo(
         model=config.name,
@@ -86,35 +86,23 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         max_model_len=capacity.max_model_len,
         kv_tokens=capacity.n_frames * FRAME // len(groups),
         kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
+        kv_format=str(layout.format),
         max_batch_size=config.max_batch_size,
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,
-        fingerprint=fingerprint(digest.result(), pool.variant),
+        fingerprint=fingerprint(digest.result(), pool.variant, identity),
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
     runner = Runner(tape, kv, sampler or Sampler(pool), model.config.vocab)
-    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), check_when_idle=os.environ.get(CHECK_VARIABLE) == "1")
+    checks = os.environ.get(CHECK_VARIABLE) == "1"
+    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, check_when_idle=checks)
 
 
-def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
-    """The KV heads of layers that keep everything, and those of each window."""
-    rules: dict[Retention, list[Pair]] = {}
-    for number, layer in enumerate(config.layers):
-        rule = Whole() if layer.window is None else Window(layer.window)
-        rules.setdefault(rule, []).extend((number, head) for head in range(config.shape.kv_heads))
-    return divide(rules)
-
-
-def kv_layout(groups: Sequence[KVGroup]) -> KVLayout:
-    """The same groups for the kernels."""
-    return KVLayout(KVFormat(), tuple(group.pairs for group in groups), (None,) * len(groups))
-
-
-def fingerprint(model_digest: bytes, variant: str) -> str:
-    """Digest of everything that decides the bits of an answer: model file, kernel variant, KV format, numerics version."""
-    return hashlib.sha256(model_digest + f"{variant} bf16 {NUMERICS_VERSION}".encode()).hexdigest()
+def fingerprint(model_digest: bytes, variant: str, cache: str) -> str:
+    """Digest of everything that decides the bits of an answer: model file, kernel variant, `CacheDesign.identity`, numerics version."""
+    return hashlib.sha256(model_digest + f"{variant} {cache} {NUMERICS_VERSION}".encode()).hexdigest()
 
 
 def model_digest(path: Path) -> bytes:

@@ -71,7 +71,9 @@ def find_calibration(path: Path, loaded: Loaded) -> Calibration:
     return found
 
 
-def calibrate(model: Model, tokenizer: Tokenizer, pool: Pool, progress: Callable[[int, int], None] = lambda done, total: None) -> Calibration:
+def calibrate(
+    model: Model, tokenizer: Tokenizer, pool: Pool, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Calibration:
     """Deterministic for one model, kernel variant and version of Python, whose texts are read.
 
     progress: is told tokens done and tokens in total.
@@ -87,9 +89,7 @@ def calibrate(model: Model, tokenizer: Tokenizer, pool: Pool, progress: Callable
         done += tokens
         progress(done, total)
 
-    tape = Tape(
-        model.program, model.weights, model.vectors, pool, max_rows=ROWS, max_outputs=1, n_frames=frames_for(len(repeated))
-    )
+    tape = Tape(model.program, model.weights, model.vectors, pool, max_rows=ROWS, max_outputs=1, n_frames=frames_for(len(repeated)))
     return Calibration(_key_range(tape, pieces, tell), _retrieval(tape, model.program, repeated, tell))
 
 

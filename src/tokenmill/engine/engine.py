@@ -7,6 +7,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
 from tokenmill.core.types import FinishReason
+from tokenmill.engine.cache import RequestBudget
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
 from tokenmill.sampling.sampler import NO_TOKEN
@@ -23,12 +24,16 @@ class Engine:
     at once: the step in flight may still write to them, but frames are handed out only when the next one is planned.
     """
 
-    def __init__(self, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Clock, check_when_idle: bool = False) -> None:
-        """`check_when_idle` finds the owner of every frame from scratch whenever the last sequence has ended."""
+    def __init__(
+        self, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Clock, budget: RequestBudget, check_when_idle: bool = False
+    ) -> None:
+        """budget: what the KV of a request may take. check_when_idle: find the owner of every frame from scratch whenever the last
+        sequence has ended."""
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._budget = budget
         self._check_when_idle = check_when_idle
         self._generations: dict[Sequence, Generation] = {}
         self._flight: Flight | None = None
@@ -50,6 +55,7 @@ class Engine:
         """
         self._check(request)
         params, arrival = request.params, self._clock.now()
+        kv_budget = self._budget.frames(params.kv_budget_mb)
         # A damaged file may name end tokens for which its model has no logit.
         eos = () if params.ignore_eos else (token for token in request.eos_ids if 0 <= token < self.info.vocab_size)
         ends = frozenset(params.stop_token_ids).union(eos)
@@ -64,6 +70,7 @@ class Engine:
                 arrival=arrival,
                 cache_salt=request.cache_salt,
                 reuse=params.prompt_logprobs is None,
+                kv_budget=kv_budget,
             )
             self._scheduler.add(sequence)
             self._generations[sequence] = Generation(SamplerState(params, choice, request.prompt, ends), ends)
@@ -139,7 +146,7 @@ class Engine:
             return
         flight, self._flight = self._flight, None  # also when it fails
         result = self._runner.finish(flight, self._generations)
-        self._scheduler.commit(flight.step, result.tokens)
+        self._scheduler.commit(flight.step, result.tokens, result.weights)
         self._commit(result)
         self._steps += 1
 
@@ -199,6 +206,8 @@ class Engine:
             finish_reason=finish_reason,
             cached_tokens=sequence.cached_tokens,
             first_scheduled=sequence.first_scheduled or 0.0,
+            sparsified_from=sequence.sparsified_from,
+            dropped_tokens=sequence.dropped_tokens,
         )
 
     def _rest(self) -> None:

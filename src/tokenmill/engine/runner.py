@@ -14,10 +14,12 @@ from tokenmill.core.types import TokenLogprobs
 from tokenmill.engine.generation import Generation
 from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
+from tokenmill.kv.footprint import frames_for
+from tokenmill.kv.groups import Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import NO_TOKEN, Draw, Question, Sampler
 from tokenmill.scheduler.scheduler import Step
-from tokenmill.scheduler.sequence import Sequence
+from tokenmill.scheduler.sequence import Sequence, Weights
 
 F32 = npt.NDArray[np.float32]
 Generations = Mapping[Sequence, Generation]
@@ -29,11 +31,13 @@ MAX_OUTPUTS = 64
 @dataclass(slots=True)
 class StepResult:
     """tokens: the new token of each sequence that sampled, or `NO_TOKEN`. logprobs: of those that asked. prompt: log-probabilities of
-    prompt tokens by position."""
+    prompt tokens by position. weights: of sequences whose work weighs, the attention that each frame of positions got in all groups
+    that keep everything, int64."""
 
     tokens: dict[Sequence, int] = field(default_factory=dict)
     logprobs: dict[Sequence, TokenLogprobs] = field(default_factory=dict)
     prompt: dict[Sequence, dict[int, TokenLogprobs]] = field(default_factory=dict)
+    weights: dict[Sequence, Weights] = field(default_factory=dict)
 
 
 class Wanted(NamedTuple):
@@ -50,6 +54,8 @@ class Flight(NamedTuple):
 
     step: Step
     wanted: list[Wanted]
+    weights: dict[Sequence, Weights]
+    """Of those that weigh: int64 [pairs, frames], as the kernels fill them."""
 
 
 class Runner:
@@ -60,12 +66,16 @@ class Runner:
         self._kv = kv
         self._sampler = sampler
         self._vocab = vocab
+        pairs = sorted(pair for group in kv.groups for pair in group.pairs)  # all of the model's, in the kernels' order
+        keeping = {pair for group in kv.groups if isinstance(group.retention, Whole) for pair in group.pairs}
+        self._pairs = len(pairs)
+        self._keeping = [number for number, pair in enumerate(pairs) if pair in keeping]
 
     def start(self, step: Step) -> Flight:
         """Have the other threads set to work on every work item of the step."""
-        batch, wanted = self._arrange(step)
+        batch, wanted, weights = self._arrange(step)
         self._tape.start(batch)
-        return Flight(step, wanted)
+        return Flight(step, wanted, weights)
 
     def give_way(self) -> None:
         """Between two steps: each thread yields its CPU before it begins with the next one."""
@@ -77,7 +87,7 @@ class Runner:
         Sequences that are not in `generations` have ended since the start, and nothing is said of them.
         """
         logits = self._tape.finish()
-        result = StepResult()
+        result = StepResult(weights={sequence: found[self._keeping].sum(axis=0) for sequence, found in flight.weights.items()})
         wanted = flight.wanted
         for at in range(0, len(wanted), MAX_OUTPUTS):
             group = wanted[at : at + MAX_OUTPUTS]
@@ -86,21 +96,25 @@ class Runner:
             self._read(logits, group, generations, result)
         return result
 
-    def _arrange(self, step: Step) -> tuple[Batch, list[Wanted]]:
+    def _arrange(self, step: Step) -> tuple[Batch, list[Wanted], dict[Sequence, Weights]]:
         tokens = array("i")
+        weights: dict[Sequence, Weights] = {}
         segments: list[Segment] = []
         wanted: list[Wanted] = []
-        for sequence, start, n_tokens, samples, *_ in step:
+        for sequence, start, n_tokens, samples, sparse, weighs in step:
             row = len(tokens)
             tokens.extend(sequence.token_ids[start : start + n_tokens])
             pages = tuple(Pages(table.first, table.starts) for table in self._kv.tables(sequence.id))
-            segments.append(Segment(row, n_tokens, start, pages))
+            segments.append(Segment(row, n_tokens, start, pages, sparse, len(weights) if weighs else -1))
+            if weighs:
+                weights[sequence] = np.zeros((self._pairs, frames_for(start + n_tokens)), np.int64)
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
                 wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]
             if samples:
                 wanted.append(Wanted(row + n_tokens - 1, sequence, start + n_tokens, None))
-        return Batch(tokens, segments, array("i", [w.row for w in wanted[:MAX_OUTPUTS]])), wanted
+        outputs = array("i", [w.row for w in wanted[:MAX_OUTPUTS]])
+        return Batch(tokens, segments, outputs, tuple(weights.values())), wanted, weights
 
     def _read(self, logits: F32, group: list[Wanted], generations: Generations, result: StepResult) -> None:
         """`group` are the rows that `logits` has."""

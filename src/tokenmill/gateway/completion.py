@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.core.messages import Generate, SequenceOutput
-from tokenmill.core.types import FinishReason, SamplingParams, TokenLogprobs
+from tokenmill.core.types import FinishReason, KVUsage, SamplingParams, TokenLogprobs
 from tokenmill.gateway.replies import CachedTokens, Usage
 from tokenmill.observe.metrics import Metrics
 from tokenmill.worker.client import EngineClient
@@ -51,14 +51,17 @@ class Completion:
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
         *,
+        kv_format: str,
         priority: int = 1,
         cache_salt: str = "",
         arrived: float | None = None,
     ) -> None:
-        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved."""
+        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved. kv_format: of the engine's keys and values."""
         from tokenmill.text.output import OutputText
 
         self._metrics = metrics
+        self._kv_format = kv_format
+        self._sparsified: dict[int, tuple[int, int]] = {}
         self._arrived = time.monotonic() if arrived is None else arrived
         self.id = uuid.uuid4().hex
         self._requests = [
@@ -110,6 +113,7 @@ class Completion:
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=CachedTokens(sum(self._cached.values())),
+            kv=KVUsage.over(self._kv_format, self._sparsified.values()),
         )
 
     def _take(self, output: SequenceOutput) -> Event | None:
@@ -118,6 +122,8 @@ class Completion:
         choice = self._choices[index]
         if output.prompt_logprobs is not None and self._scorer.setdefault(place, output.choice) == output.choice:
             self.prompt_logprobs[place] += output.prompt_logprobs
+        if output.sparsified_from is not None:
+            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
         if output.tokens:
             self._observe(place, choice, output)
         delta = choice.text.push(output)

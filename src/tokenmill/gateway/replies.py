@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokenmill.core.types import KVUsage
+
 
 class CachedTokens(msgspec.Struct):
     cached_tokens: int
@@ -19,6 +21,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    kv: KVUsage
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ from tokenmill.gateway.schemas import GenerationRequest
 _SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "seed", "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "max_tokens",
+    "kv_budget_mb",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     return_token_ids: Annotated[bool | None, Meta(description="Adds token_ids to each choice.")] = None
     priority: Annotated[int | None, Meta(description="0 VIP, 1 normal (the default), 2 background.")] = None
     cache_salt: Annotated[str | None, Meta(description="Prompts share cached prefixes only with the same salt.")] = None
-    kv_budget_mb: NotBuilt = None
+    kv_budget_mb: Annotated[float | None, Meta(description="MiB that the keys and values of each choice may take.")] = None
     structured_outputs: NotBuilt = None
     response_format: NeutralOnly = None
     user: NoEffect = None
@@ -166,7 +166,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values, beside null, that ask for nothing."""
 
 _NOT_BUILT = {
-    "kv_budget_mb": "budgets of a request are",
     "structured_outputs": "structured outputs are",
     "response_format": "structured outputs are",
     "functions": "tool calls are",

@@ -48,7 +48,7 @@ class KVFormat:
     def __str__(self) -> str:
         if self.key == self.value == "bf16":
             return "bf16"
-        return f"{self.key}/{self.value} of {self.group_size}"
+        return f"{self.key}/{self.value}:{self.group_size}"
 
     def groups(self, head_dim: int) -> int:
         """Groups of channels in a head."""

@@ -37,7 +37,7 @@ class SparsePolicy:
 
     def __post_init__(self) -> None:
         assert 0 < self.trigger_threshold <= 1, f"a trigger threshold of {self.trigger_threshold}"
-        assert 0 < self.keep_ratio <= 1, f"a keep ratio of {self.keep_ratio}"
+        assert 0 <= self.keep_ratio <= 1, f"a keep ratio of {self.keep_ratio}"
         assert self.sinks % FRAME == 0, f"{self.sinks} sinks are no multiple of {FRAME}"
 
 
@@ -66,6 +66,7 @@ class Ladder:
         self._dropped = [0]  # by each whole group, before the first point and after each
         self._peaks = [0]  # the most that was kept, likewise
         self._ends = policy.strategy == "none"
+        self._streams = policy.strategy == "topk_heads" and footprint.streaming > 0
 
     def rung(self, number: int) -> Rung | None:
         """The point of that number, from 0, or None when there are no more."""
@@ -89,8 +90,7 @@ class Ladder:
         return FRAME * (self._reach(self.budget, 0) or self.budget)
 
     def _kept(self, frames: int, passed: int) -> int:
-        sparse = passed > 0 and self._policy.strategy == "topk_heads"
-        return self._footprint.kept(frames, self._dropped[passed], sparse)
+        return self._footprint.kept(frames, self._dropped[passed], sparse=passed > 0 and self._streams)
 
     def _reach(self, limit: int, passed: int) -> int | None:
         """The most frames of positions with which no more than `limit` frames are kept; None when there is no most."""
@@ -108,7 +108,7 @@ class Ladder:
         if passed:
             frames = max(frames, (self._points[-1] + WEIGHED) // FRAME)
         kept = self._kept(frames, passed)
-        heads = passed == 0 and self._policy.strategy == "topk_heads"
+        heads = passed == 0 and self._streams
         drop = 0 if heads else self._drop(frames - self._dropped[passed])
         frees = self._footprint.streaming * (frames - (self._footprint.sinks + self._footprint.recent) // FRAME) if heads else drop
         if kept > self.budget or frees <= 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.core.errors import ModelBroken
 from tokenmill.core.messages import Generate, SequenceOutput
-from tokenmill.core.types import FinishReason, TokenLogprobs
+from tokenmill.core.types import FinishReason, KVUsage, TokenLogprobs
 from tokenmill.engine.engine import Engine
 from tokenmill.text.output import OutputText
 from tokenmill.text.tokenizer import Tokenizer
@@ -33,9 +33,10 @@ class CompletionOutput:
 
 @dataclass
 class Usage:
-    """Tokens of a request; `cached_tokens` of the prompt's were found in the prefix tree."""
+    """Tokens of a request; `cached_tokens` of the prompt's were found in the prefix tree. kv: how its keys and values were kept."""
 
     prompt_tokens: int
+    kv: KVUsage
     completion_tokens: int = 0
     cached_tokens: int = 0
 
@@ -67,17 +68,18 @@ class RequestOutput:
 class Collector:
     """Builds a `RequestOutput` from the engine's outputs."""
 
-    def __init__(self, request: Generate, prompt: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Generate, prompt: str | None, tokenizer: Tokenizer, kv_format: str) -> None:
         n, logprobs = request.params.n, request.params.logprobs is not None
         self.request = request
         self.failure: ModelBroken | None = None
+        self._sparsified: dict[int, tuple[int, int]] = {}
         self._texts = [OutputText(tokenizer, request.params) for _ in range(n)]
         self.result = RequestOutput(
             request.request_id,
             prompt,
             request.prompt,
             [CompletionOutput(index=i, logprobs=[] if logprobs else None) for i in range(n)],
-            Usage(prompt_tokens=len(request.prompt)),
+            Usage(len(request.prompt), KVUsage(kv_format)),
             RequestMetrics(time.monotonic()),
         )
 
@@ -103,6 +105,9 @@ class Collector:
         if output.prompt_logprobs is not None and self.result.prompt_logprobs is None:
             self.result.prompt_logprobs = output.prompt_logprobs
         usage.cached_tokens = max(usage.cached_tokens, output.cached_tokens)
+        if output.sparsified_from is not None:
+            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
+            usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         before = text.token_count
         delta = text.push(output)
         usage.completion_tokens += text.token_count - before

@@ -179,9 +179,11 @@ class Scheduler:
         """Refuse what could not run even alone."""
         ladder, prompt_len = sequence.ladder, sequence.prompt_len
         if ladder is not None and not ladder.fits(prompt_len):
+            peak, budget = ladder.peak(prompt_len), ladder.budget
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens, which take {ladder.peak(prompt_len)} KV frames of {FRAME} tokens, but the request's "
-                f"KV budget is {ladder.budget}: shorten the prompt or raise kv_budget_mb (or per_request_budget_gb)",
+                f"prompt has {prompt_len} tokens, whose keys and values take {peak / max(1, budget):.2f} times the request's KV budget "
+                f"({peak} frames of {FRAME} tokens, {budget} are allowed): shorten the prompt or raise kv_budget_mb (or "
+                "per_request_budget_gb)",
                 param="kv_budget_mb",
             )
         most = prompt_len + max_tokens

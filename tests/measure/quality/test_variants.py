@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.measure.quality.variants import REFERENCE, Format, Variant, parse_variants
+from tokenmill.core.kv_spelling import Format
+from tokenmill.measure.quality.variants import REFERENCE, parse_variants
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_settings_are_spelt_as_the_engine_spells_them() -> None:
 def test_every_format_is_tried_at_every_level_once_and_the_reference_is_first() -> None:
     variants = parse_variants(["int8/int8", "bf16", "int8/int8"], ["topk_heads:0.5"], 64)
     assert [v.name for v in variants] == ["bf16", "int8/int8", "bf16 topk_heads:0.5 of 64 MB", "int8/int8 topk_heads:0.5 of 64 MB"]
-    assert variants[0] == Variant()
+    assert variants[0] == REFERENCE
 
 
 @pytest.mark.parametrize(

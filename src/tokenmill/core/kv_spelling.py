@@ -1,0 +1,84 @@
+"""KV settings as people write them on a command line, `int8/int4:64` and `topk_heads:0.7`, and what they are in a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.core.errors import ConfigError
+
+WIDE = "bf16"
+DTYPES = (WIDE, "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How keys and values are stored. calibrated: keys with the factors of `tokenmill calibrate`, or with the plain scheme."""
+
+    key: str = WIDE
+    value: str = WIDE
+    group_size: int | None = None
+    calibrated: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Format:
+        """`bf16`, or `key/value[:group size][:plain]`. Raises `ConfigError`."""
+        if text == WIDE:
+            return cls()
+        dtypes, *rest = text.split(":")
+        key, _, value = dtypes.partition("/")
+        plain = rest[-1:] == ["plain"]
+        sizes = rest[:-1] if plain else rest
+        known = key in DTYPES and value in DTYPES and (key, value) != (WIDE, WIDE)
+        if not known or len(sizes) > 1 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+            raise ConfigError(
+                f"--kv is {text!r}, but must be bf16 or KEY/VALUE[:GROUP][:plain] of {', '.join(DTYPES)}, such as int8/int4:64",
+                param="--kv",
+            )
+        return cls(key, value, int(sizes[0]) if sizes else None, not plain)
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it."""
+        if self.key == self.value == WIDE:
+            return WIDE
+        return f"{self.key}/{self.value}" + (f":{self.group_size}" if self.group_size else "") + ("" if self.calibrated else ":plain")
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How KV is given up once a request has nearly used its budget."""
+
+    strategy: str
+    keep_ratio: float
+
+    @classmethod
+    def parse(cls, text: str) -> Sparsity:
+        """`strategy:keep ratio`; which strategies there are is known to the engine's configuration. Raises `ConfigError`."""
+        strategy, _, ratio = text.partition(":")
+        try:
+            return cls(strategy, float(ratio))
+        except ValueError:
+            raise ConfigError(f"--sparse is {text!r}, but must be STRATEGY:KEEP_RATIO such as topk_heads:0.7", param="--sparse") from None
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.strategy}:{self.keep_ratio:g}"
+
+
+def kv_settings(format: Format, sparsity: Sparsity | None, budget_mb: float | None) -> dict[str, Any]:
+    """Those of `EngineConfig`: none for bf16, whole and without a budget (MiB of each request)."""
+    cache: dict[str, Any] = {}
+    if format.name != WIDE:
+        method = "minmax" if format.calibrated else "none"
+        size = {} if format.group_size is None else {"group_size": format.group_size}
+        stored = {"key_dtype": format.key, "value_dtype": format.value, "calibration_method": method}
+        cache["compression"] = {"enabled": True, **stored, **size}
+    if budget_mb is not None:
+        cache["per_request_budget_gb"] = budget_mb / 1024
+    settings: dict[str, Any] = {"kv_cache_config": cache} if cache else {}
+    if sparsity is not None:
+        chosen = {"strategy": sparsity.strategy, "keep_ratio": sparsity.keep_ratio}
+        settings["attention_config"] = {"sparse_attention": {"enabled": True, **chosen}}
+    return settings

@@ -1,0 +1,133 @@
+"""What an engine's KV cache is like: how bytes are kept, which heads share page tables, and what goes when a budget is used up.
+
+Pure decisions from the settings, the model's shape and its calibration.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tokenmill.core.config import CompressionConfig, EngineConfig
+from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.kernels.layout import KVFormat, KVLayout
+from tokenmill.kernels.layout import Streaming as StreamingMask
+from tokenmill.kv.budget import SparsePolicy, Strategy
+from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, divide
+from tokenmill.models.calibration import Calibration
+from tokenmill.models.config import ModelConfig
+
+SINKS = 64
+"""First positions that no head gives up: much attention rests on them whatever they say (StreamingLLM, Xiao et al. 2023)."""
+
+RECENT = 512
+"""Latest positions that a streaming head keeps."""
+
+
+class CacheDesign(NamedTuple):
+    """`layout` has the same groups as `groups`, for the kernels. identity: of all that decides what a frame's bytes are and mean."""
+
+    groups: tuple[KVGroup, ...]
+    layout: KVLayout
+    policy: SparsePolicy
+    identity: str
+
+
+class RequestBudget(NamedTuple):
+    """frame_bytes: of one frame in the pool. most: bytes that a request may have, or None."""
+
+    frame_bytes: int
+    most: int | None
+
+    @classmethod
+    def of(cls, config: EngineConfig, frame_bytes: int, n_groups: int) -> RequestBudget:
+        """Raises `ConfigError` for a budget in which nothing fits."""
+        gigabytes = config.kv_cache_config.per_request_budget_gb
+        if gigabytes is None:
+            return cls(frame_bytes, None)
+        most, least = int(gigabytes * 2**30), frame_bytes * n_groups
+        if most < least:
+            raise ConfigError(
+                f"per_request_budget_gb is {gigabytes}, but the smallest sequence takes {least} bytes ({least / 2**30:.9f}): raise it",
+                param="per_request_budget_gb",
+            )
+        return cls(frame_bytes, most)
+
+    def frames(self, megabytes: float | None) -> int | None:
+        """Of a request that asks for `megabytes` (MiB). Raises `InvalidRequest` for more than there is for one."""
+        if megabytes is None:
+            return None if self.most is None else self.most // self.frame_bytes
+        wanted = int(megabytes * 2**20)
+        if self.most is not None and wanted > self.most:
+            raise InvalidRequest(
+                f"kv_budget_mb is {megabytes:g}, but a request may have {self.most / 2**20:g} here: lower it or leave it out",
+                param="kv_budget_mb",
+            )
+        return wanted // self.frame_bytes
+
+
+def needs_calibration(config: EngineConfig) -> bool:
+    """Whether the settings ask for what `tokenmill calibrate` finds."""
+    return _calibrates_keys(config) or _strategy(config) == "topk_heads"
+
+
+def design_cache(config: EngineConfig, model: ModelConfig, calibration: Calibration | None) -> CacheDesign:
+    """calibration: the model's own, if it `needs_calibration`."""
+    stored = kv_format(config.kv_cache_config.compression, model.shape.head_dim)
+    sparse = config.attention_config.sparse_attention
+    policy = SparsePolicy(_strategy(config), sparse.trigger_threshold, sparse.keep_ratio, SINKS)
+    streaming: frozenset[Pair] = frozenset()
+    identity = f"{stored} {config.kv_cache_config.per_request_budget_gb} {policy}" if policy.strategy != "none" else str(stored)
+    keys = None
+    if policy.strategy == "topk_heads":
+        assert calibration is not None, "topk_heads needs the heads' profile"
+        ranked = rank_heads(model, calibration)
+        streaming = frozenset(ranked[math.ceil(sparse.keep_ratio * len(ranked) - 1e-9) :])
+        identity += f" heads of {calibration.digest}"
+    if _calibrates_keys(config):
+        assert calibration is not None, "keys are scaled by a calibration"
+        keys = calibration.keys
+        identity += f" keys of {calibration.digest}"
+    groups = divide(_rules(model, streaming, calibration))
+    masks = tuple(_mask(group.retention) for group in groups)
+    return CacheDesign(groups, KVLayout(stored, tuple(group.pairs for group in groups), masks, keys), policy, identity)
+
+
+def kv_format(compression: CompressionConfig, head_dim: int) -> KVFormat:
+    """As the kernels know it; a group is a head at most."""
+    if not compression.enabled:
+        return KVFormat()
+    return KVFormat(compression.key_dtype, compression.value_dtype, min(compression.group_size, -(-head_dim // 32) * 32))
+
+
+def rank_heads(model: ModelConfig, calibration: Calibration) -> list[Pair]:
+    """KV heads of the layers that see everything, the best at retrieval first."""
+    return [(layer, head) for layer, head in calibration.ranked() if model.layers[layer].window is None]
+
+
+def _rules(model: ModelConfig, streaming: frozenset[Pair], calibration: Calibration | None) -> dict[Retention, list[Pair]]:
+    """The pairs under each rule; streaming ones in the order in which they deserve to be kept."""
+    rules: dict[Retention, list[Pair]] = {}
+    for number, layer in enumerate(model.layers):
+        rule = Whole() if layer.window is None else Window(layer.window)
+        own = [(number, head) for head in range(model.shape.kv_heads) if (number, head) not in streaming]
+        if own:
+            rules.setdefault(rule, []).extend(own)
+    if streaming:
+        assert calibration is not None
+        rules[Streaming(SINKS, RECENT)] = [pair for pair in rank_heads(model, calibration) if pair in streaming]
+    return rules
+
+
+def _mask(rule: Retention) -> StreamingMask | None:
+    return StreamingMask(rule.sinks, rule.recent) if isinstance(rule, Streaming) else None
+
+
+def _strategy(config: EngineConfig) -> Strategy:
+    sparse = config.attention_config.sparse_attention
+    return sparse.strategy if sparse.enabled else "none"
+
+
+def _calibrates_keys(config: EngineConfig) -> bool:
+    compression = config.kv_cache_config.compression
+    return compression.enabled and compression.key_dtype != "bf16" and compression.calibration_method == "minmax"
