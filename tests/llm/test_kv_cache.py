@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenmill import LLM, SamplingParams
+from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest, KVBudgetTooSmall
 from tokenmill.core.types import KVUsage
 
@@ -122,3 +123,32 @@ def test_memory_of_streaming_heads_comes_back(smollm2_path: Path) -> None:
         whole, sparsified = held(), held(kv_budget_mb=1600 * llm.info.kv_bytes_per_token / MIB)
         freed = 1 / 3 * (1 - (64 + 512) / 1500)
         assert 1 - sparsified / whole == pytest.approx(freed, rel=0.05)
+
+
+async def test_small_requests_get_on_beside_one_that_fills_the_pool(smollm2_path: Path) -> None:
+    """The giant takes nearly every frame and grows. Equals that come later end, whether they fit beside it or wait for it; one that is
+    more urgent ends before it; and all get the answers of a run alone."""
+    config = compressed("int8", "int4", memory_budget_gb=1000 * 9180 / 2**30)
+    async with AsyncLLM(smollm2_path, max_model_len=1000, kv_cache_config=config) as llm:
+        giant = [7 + i % 900 for i in range(880)]
+        ended: list[str] = []
+
+        async def ask(name: str, prompt: list[int], max_tokens: int, priority: int = 1) -> list[int]:
+            tokens: list[int] = []
+            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+            async for result in llm.generate(prompt, params, priority=priority):
+                tokens = result.outputs[0].token_ids
+            ended.append(name)
+            return tokens
+
+        alone = [await ask("alone", giant, 100), await ask("alone", [50] * 300, 8), await ask("alone", [60] * 30, 8)]
+        ended.clear()
+        large = asyncio.create_task(ask("giant", giant, 100))
+        await asyncio.sleep(0)
+        small = [asyncio.create_task(ask("small", [60] * 30, 8)) for _ in range(3)]
+        waits = asyncio.create_task(ask("waits", [50] * 300, 8))
+        urgent = asyncio.create_task(ask("urgent", [50] * 300, 8, priority=0))
+        answers = await asyncio.gather(large, waits, urgent, *small)
+        assert answers == [alone[0], alone[1], alone[1], alone[2], alone[2], alone[2]]
+        assert ended.index("urgent") < ended.index("giant")
+        assert (await llm.get_kv_cache_stats())["preemptions"] > 0

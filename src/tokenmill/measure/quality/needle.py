@@ -19,6 +19,8 @@ from tokenmill.measure.report import Column, Row, Table, Value
 
 COLOURS = ("blue", "red", "green", "yellow", "white", "black", "silver", "golden", "purple", "orange")
 DISTRACTORS = 4
+APART = 0.05
+"""Of the lines: how far distractors stay from the needle. To tell it from one in the next line is reading, not finding."""
 INTRODUCTION = "Read this text. The access codes of some vaults are mentioned in it."
 QUESTION = "What is the access code of the {} vault? Answer with the number only."
 NEEDLE = "The access code of the {} vault is {}."
@@ -62,7 +64,9 @@ class Haystack:
         question = QUESTION.format(colours[0])
         spent = sum(map(self._count, [*needles, INTRODUCTION, question]))
         lines = self._stretch(length - MARGIN - spent, rng)
-        places = [round(depth / 100 * len(lines)), *rng.integers(0, len(lines) + 1, DISTRACTORS).tolist()]
+        place = round(depth / 100 * len(lines))
+        apart = [other for other in range(len(lines) + 1) if abs(other - place) > APART * len(lines)]
+        places = [place, *rng.choice(apart or [place], DISTRACTORS).tolist()]
         hidden = sorted(zip(places, needles, strict=True))
         text, blind = _insert(lines, hidden), _insert(lines, [pair for pair in hidden if pair[1] != needles[0]])
         return Sample(length, depth, _ask(text, question), _ask(blind, question), str(codes[0]))
