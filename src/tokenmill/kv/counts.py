@@ -42,7 +42,7 @@ class KVUse:
 def count_pages(pool: BuddyAllocator, tables: Iterable[PageTable]) -> dict[int, PageCounts]:
     """Pages by their tokens, as they were handed out; those of which frames have come back count as long as one has not.
 
-    O(frames) in some vector operations, and O(extents) of the tables: a fraction of a millisecond for 100,000 frames.
+    O(frames) in vector operations on bytes, and O(n log n) in the extents of the tables: a fraction of a millisecond for 100,000 frames.
     """
     room = -(-pool.n_frames // MAX_PAGE) * MAX_PAGE
     orders = np.full(room, FREE, np.uint8)
@@ -63,8 +63,8 @@ def _any_by_page(frames: npt.NDArray[np.bool_], order: int) -> int:
     return int(np.count_nonzero(frames.view(f"u{1 << order}")))
 
 
-def _references(tables: Iterable[PageTable], n_frames: int) -> npt.NDArray[np.int64]:
-    """In how many tables each frame is."""
+def _references(tables: Iterable[PageTable], n_frames: int) -> npt.NDArray[np.uint8]:
+    """In how many tables each frame is: 0, 1, or 2 for several."""
     firsts, starts, stops = array("i"), array("i"), array("i")
     for table in tables:
         if table.n_frames:
@@ -73,7 +73,11 @@ def _references(tables: Iterable[PageTable], n_frames: int) -> npt.NDArray[np.in
             stops.extend(table.starts[1:])
             stops.append(table.n_frames)
     first = np.array(firsts, np.int32)
-    end = first + np.array(stops, np.int32) - np.array(starts, np.int32)
     there = first != HOLE
-    begun = np.bincount(first[there], minlength=n_frames + 1)
-    return np.cumsum(begun - np.bincount(end[there], minlength=n_frames + 1))[:-1]
+    first, count = first[there], (np.array(stops, np.int32) - np.array(starts, np.int32))[there]
+    # The number of tables changes only where an extent begins or ends: arrays of the pool's length stay bytes.
+    edges = np.concatenate(([0], first, first + count))
+    changes = np.repeat([0, 1, -1], [1, len(first), len(first)])
+    ascending = np.argsort(edges)
+    references = np.minimum(np.cumsum(changes[ascending]), 2).astype(np.uint8)
+    return np.repeat(references, np.diff(edges[ascending], append=n_frames))
