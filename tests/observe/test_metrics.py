@@ -27,7 +27,8 @@ def samples(metrics: Metrics, stats: Stats | None = None, up: bool = True) -> di
     engine = None if stats is None else (INFO, stats)
     lines = [line for line in metrics.render(engine, up).decode().splitlines() if not line.startswith("#")]
     assert all(line.startswith("tokenmill:") and 'model_name="m\\"1"' in line for line in lines)
-    bare = [re.sub(r'(?<={)model_name="m\\"1",|,?model_name="m\\"1"', "", line.removeprefix("tokenmill:")).replace("{}", "") for line in lines]
+    model = r'(?<={)model_name="m\\"1",|,?model_name="m\\"1"'
+    bare = [re.sub(model, "", line.removeprefix("tokenmill:")).replace("{}", "") for line in lines]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in bare)}
 
 
