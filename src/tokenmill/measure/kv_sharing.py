@@ -46,6 +46,11 @@ class Users:
         """Tokens that an answer can have before the last user's begins, one per step, and a reserve."""
         return -(-self.count * self.prompt // CHUNK) + self.count + 256
 
+    @property
+    def length(self) -> int:
+        """The most tokens that a user's prompt and answer have."""
+        return self.prompt + self.answer
+
     def prompts(self, vocab: int, number: int) -> list[list[int]]:
         """Random tokens; each number has a system prompt of its own."""
         rng = np.random.default_rng((self.seed, number))
@@ -71,11 +76,9 @@ def sharing_table() -> Table:
 
 
 async def measure_sharing(
-    path: Path, model: KVModel, users: Users, ceilings: Ceilings, threads: int, cpus: str | None
+    path: Path, users: Users, budget: float, ceilings: Ceilings, threads: int, cpus: str | None
 ) -> AsyncIterator[Row]:
-    """All at once without and with sharing; then, with it, one by one. Raises `ConfigError` if they do not fit."""
-    length = users.prompt + users.answer
-    budget = _room(model, users, length)
+    """All at once without and with sharing; then, with it, one by one. budget: what `room` says."""
     floor = Costs.of(path).prefill_floor(ceilings, [users.prompt])
     for strategy in STRATEGIES:
         llm = await asyncio.to_thread(
@@ -83,7 +86,7 @@ async def measure_sharing(
             path,
             threads=threads,
             cpus=cpus,
-            max_model_len=length,
+            max_model_len=users.length,
             max_batch_size=users.count,
             chunk_size=CHUNK,
             block_manager_config={"prefix_sharing_strategy": strategy},
@@ -102,8 +105,9 @@ async def measure_sharing(
                 yield _row(strategy, "one by one", answers, users, floor)
 
 
-def _room(model: KVModel, users: Users, length: int) -> float:
-    """GB of KV for all users without sharing."""
+def room(model: KVModel, users: Users) -> float:
+    """GB of KV for all users without sharing. Raises `ConfigError` if they are too long, or there is not so much."""
+    length = users.length
     if length > model.context:
         raise ConfigError(
             f"prompts of {users.prompt} tokens and answers beside {users.count - 1} others take {length}, but the model's context is "
@@ -114,7 +118,7 @@ def _room(model: KVModel, users: Users, length: int) -> float:
     if need > free:
         raise ConfigError(
             f"{users.count} users of {length} tokens need {need / 2**30:.1f} GB of KV cache without sharing, but {free / 2**30:.1f} GB "
-            "are free: lower --users or --prompt-tokens",
+            "are free: lower --users or --prompt-tokens"
         )
     return need / 2**30
 

@@ -38,7 +38,8 @@ def command(
     """
     output = Output(json, plot)
     path = resolve(model)
-    shape = KVModel.of(path)
+    shape, demand = KVModel.of(path), kv_sharing.Users(users, prompt_tokens, question_tokens, seed)
+    budget = kv_sharing.room(shape, demand)
     settings = {"users": users, "prompt_tokens": prompt_tokens, "question_tokens": question_tokens, "seed": seed}
     report = Report.begin("kv", command_line(), dict(settings))
     sharing, pages, steps = kv_sharing.sharing_table(), kv_pages.pages_table(), kv_pages.steps_table()
@@ -60,12 +61,11 @@ def command(
         steps.rows.extend(kv_pages.measure_steps(path, shape, pool, report.ceilings, options.note))
         del pool
         options.note(f"measuring {users} users with one system prompt of {prompt_tokens} tokens")
-        demand = kv_sharing.Users(users, prompt_tokens, question_tokens, seed)
-        asyncio.run(_share(path, shape, demand, report.ceilings, threads, cpus, sharing))
+        asyncio.run(_share(path, demand, budget, report.ceilings, threads, cpus, sharing))
 
 
 async def _share(
-    path: Path, shape: KVModel, users: kv_sharing.Users, ceilings: Ceilings, threads: int, cpus: str | None, table: Table
+    path: Path, users: kv_sharing.Users, budget: float, ceilings: Ceilings, threads: int, cpus: str | None, table: Table
 ) -> None:
-    async for row in kv_sharing.measure_sharing(path, shape, users, ceilings, threads, cpus):
+    async for row in kv_sharing.measure_sharing(path, users, budget, ceilings, threads, cpus):
         table.rows.append(row)
