@@ -121,7 +121,7 @@ def test_statistics_tell_what_is_shared_by_page_and_what_that_saves(build):
         8: (3, 0, 0), 16: (0, 0, 0), 32: (0, 0, 0), 64: (1, 0, 1),
     }  # fmt: skip
     assert stats.kv_frame_bytes == talk.engine.info.kv_bytes_per_token * 8
-    assert stats.kv_unfilled == 3 * 72 - 3 * 70
+    assert stats.kv_unfilled == 3 * 72 - (71 + 70 + 70), "the followers are a token behind"
     talk.finish()
     stats = balance(talk)
     assert (stats.kv_shared, stats.kv_saved, stats.kv_unfilled) == (0, 0, 0)
