@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
 from tokenmill.core.cpus import usable_cpus
-from tokenmill.core.errors import TokenmillError
-from tokenmill.measure import kernels
+from tokenmill.core.errors import ConfigError, TokenmillError
+from tokenmill.measure import kernels, kv_pages, kv_sharing
 from tokenmill.measure.report import Report
 from tokenmill.measure.server import OwnServer
 
@@ -62,6 +62,7 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["throughput", "m", "--json", "/no/such/folder/x"], "--json: /no/such/folder/x cannot be written"),
         (["throughput", "m", "--tape", "--plot", "x.svg"], "--plot writes PNG, so x.svg must end in .png"),
         (["throughput", "no-such-model"], "unknown model 'no-such-model'"),
+        (["kv", "no-such-model"], "unknown model 'no-such-model'"),
         (["kernels", "m", "--forms", "Q4_1"], "--forms has no part in measuring a MODEL"),
         (["kernels", "--rows", "0"], "--rows is '0', but must be numbers between 1 and 4096"),
         (["kernels", "--forms", "Q9"], "--forms: there is no weight form 'Q9'"),
@@ -96,6 +97,45 @@ def test_kernels_are_measured_without_a_model(tmp_path: Path, monkeypatch: pytes
     assert written.tables["attention"]
     assert written.ceilings is not None
     assert written.command == ["tokenmill", *args]
+
+
+def test_users_that_are_too_long_are_refused_before_anything_is_measured(smollm2_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "kv", str(smollm2_path), "--prompt-tokens", "8000"])
+    assert isinstance(result.exception, ConfigError)
+    message = str(result.exception)
+    assert message.startswith("prompts of 8032 tokens and answers beside 15 others take 8555, but the model's context is 8192: lower")
+    assert result.output == ""
+
+
+def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pages, "LONG", 256)
+    monkeypatch.setattr(kv_pages, "CASES", ((1, 80), (2, 64)))
+    monkeypatch.setattr(kv_pages, "RUNS", 5)
+    monkeypatch.setattr(kv_sharing, "ROUNDS", 1)
+    file, picture = tmp_path / "kv.json", tmp_path / "kv.png"
+    args = ["--users", "3", "--prompt-tokens", "160", "--question-tokens", "9", "--threads", "1", "--json", str(file)]
+    result = CliRunner().invoke(app, ["bench", "kv", str(smollm2_path), *args, "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    written = msgspec.json.decode(file.read_bytes(), type=Report)
+    sharing = written.tables["sharing"]
+    assert [(row["sharing"], row["arrival"], row["once"]) for row in sharing] == [
+        ("none", "together", 0),
+        ("radix", "together", 1),
+        ("radix", "one by one", 1),
+    ]
+    # Of 160 tokens in 20 frames two users have none of their own.
+    saved = 2 * 20 * 8 * 23040
+    assert [row.get("saved_bytes") for row in sharing] == [0, saved, None]
+    held, shared = (float(row["kv_bytes"] or 0) for row in sharing[:2])
+    assert held >= 3 * 22 * 8 * 23040
+    assert held - shared >= saved - 3 * 8 * 8 * 23040, "apart from the tokens of answers"
+    steps = written.tables["steps"]
+    assert [(row["streams"], row["policy"]) for row in steps] == [(n, p) for n in (1, 2) for p in ("dynamic", "8", "16", "32", "64")]
+    assert {row["policy"]: row["entries"] for row in steps[:5]} == {"dynamic": 8, "8": 8, "16": 4, "32": 3, "64": 2}
+    limits = written.tables["limits"]
+    assert len(limits) == 7
+    assert limits[0]["verdict"] == limits[1]["verdict"] == "held"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_forward_pass_is_measured_as_json(smollm2_path: Path, tmp_path: Path) -> None:

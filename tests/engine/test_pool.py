@@ -109,6 +109,26 @@ def test_counters_add_up(build):
     assert end.kv_cached > 0
 
 
+def test_statistics_tell_what_is_shared_by_page_and_what_that_saves(build):
+    talk = build()
+    talk.add("a", LONG[:70], max_tokens=9, n=3)
+    for _ in range(3):
+        talk.step()
+    stats = balance(talk)
+    # Frames for 70 tokens and the next ones: a page of 64 tokens that all three hold, and one of 8 for each.
+    assert (stats.running, stats.kv_shared, stats.kv_held, stats.kv_saved) == (3, 8, 8 + 3, 2 * 8)
+    assert {size: (pages.used, pages.cached, pages.shared) for size, pages in stats.kv_pages.items()} == {
+        8: (3, 0, 0), 16: (0, 0, 0), 32: (0, 0, 0), 64: (1, 0, 1),
+    }  # fmt: skip
+    assert stats.kv_frame_bytes == talk.engine.info.kv_bytes_per_token * 8
+    assert stats.kv_unfilled == 3 * 72 - (71 + 70 + 70), "the followers are a token behind"
+    talk.finish()
+    stats = balance(talk)
+    assert (stats.kv_shared, stats.kv_saved, stats.kv_unfilled) == (0, 0, 0)
+    assert sum(pages.cached for pages in stats.kv_pages.values()) > 0
+    assert not any(pages.used or pages.shared for pages in stats.kv_pages.values())
+
+
 def test_without_sharing_nothing_is_cached(build):
     talk = build(block_manager_config=BlockManagerConfig(enable_prefix_sharing=False))
     assert [talk.ask(LONG[:64]).cached_tokens for _ in range(2)] == [0, 0]

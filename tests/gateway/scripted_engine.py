@@ -15,7 +15,7 @@ import msgspec
 
 from tokenmill.core import errors
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
+from tokenmill.core.messages import EngineInfo, Generate, PageCounts, SequenceOutput, Stats
 from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
 from tokenmill.worker.main import main
 
@@ -83,7 +83,7 @@ class ScriptedEngine:
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
         self.info = EngineInfo(
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
-            kv_bytes_per_token=1, max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
+            kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0, max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
             load_seconds=0.0,
         )  # fmt: skip
 
@@ -120,8 +120,9 @@ class ScriptedEngine:
     def stats(self) -> Stats:
         held = sum(sequence.frames for sequence in self._sequences)
         return Stats(
-            running=len(self._sequences), waiting=0, kv_total=10_000, kv_free=10_000 - held, kv_cached=0, kv_held=held, prefix_queries=0,
-            prefix_hits=0, preemptions=0, evictions=0, **self._counts,
+            running=len(self._sequences), waiting=0, kv_total=10_000, kv_free=10_000 - held, kv_cached=0, kv_held=held, kv_shared=0,
+            kv_saved=0, kv_frame_bytes=FRAME, kv_unfilled=0, kv_pages={8: PageCounts(10_000 - held, held, 0, 0)}, kv_dropped=0,
+            kv_sparsified=0, kv_ended=0, kv_refused=0, prefix_queries=0, prefix_hits=0, preemptions=0, evictions=0, **self._counts,
         )  # fmt: skip
 
     def close(self) -> None:

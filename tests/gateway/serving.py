@@ -61,9 +61,10 @@ class Served:
         return pid
 
     def metric(self, name: str) -> float:
-        """The value of a metric without labels of interest."""
+        """The value of a metric, by its name alone or with all of its labels."""
         text = self.get("/metrics").text
-        match = re.search(rf"^tokenmill:{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)
+        labels = "" if "{" in name else r"(?:{[^}]*})?"
+        match = re.search(rf"^tokenmill:{re.escape(name)}{labels} ([0-9.e+-]+)$", text, re.MULTILINE)
         assert match, f"no metric {name} in:\n{text}"
         return float(match[1])
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tokenmill.core.config import BlockManagerConfig
+from tokenmill.core.messages import PageCounts
 from tokenmill.core.types import FRAME
 from tokenmill.kv.budget import WEIGHED, Rung, SparsePolicy
 from tokenmill.kv.footprint import frames_for
@@ -283,7 +284,7 @@ class Twin:
         assert counts.held == private + sum(map(len, self.cache)) - cached
         assert counts.shared == sum(n > 1 for of_group in held for n in of_group.values())
         use = self.kv.use()
-        assert sum(use.by_page.values()) == counts.held + counts.cached
+        assert use.references == counts.held + sum(n - 1 for of_group in held for n in of_group.values() if n)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -396,7 +397,10 @@ def test_statistics_tell_pages_shared_frames_and_unfilled_positions() -> None:
     run(kv, "b", tokens)
     assert kv.counts().shared == 8 + 8
     assert kv.use().unfilled == 2 * 2 * (72 - 70)
-    assert kv.use().by_page == {8: 4, 16: 0, 32: 0, 64: 16}
+    assert kv.use().references == 2 * 2 * 9
+    # 100 frames are 12 pages of 64 tokens, and one of 32 that is cut up; each group has a large one that both hold, and one of 8 for each.
+    none = PageCounts(0, 0, 0, 0)
+    assert kv.use().pages == {8: PageCounts(0, 4, 0, 0), 16: none, 32: none, 64: PageCounts(10, 2, 0, 2)}
 
 
 def test_a_companion_with_a_wrong_count_fails_the_integrity_check() -> None:

@@ -191,6 +191,21 @@ def test_streams_may_be_read_side_by_side_and_around_a_batch(llm: LLM) -> None:
     assert [*texts, between] == [text_of(llm, p) for p in PROMPTS[:2] + PROMPTS[2:3]]
 
 
+def test_statistics_of_the_cache_add_up_while_a_request_runs(llm: LLM) -> None:
+    with closing(llm.stream_generate(list(range(100, 200)), SamplingParams(max_tokens=400))) as stream:
+        next(stream)
+        cache = llm.get_kv_cache_stats()
+    assert cache["total_frames"] == cache["free_frames"] + cache["used_frames"] + cache["cached_frames"]
+    assert cache["used_frames"] >= 13
+    by_size = cache["pages_by_size"]
+    assert sum(size // 8 * pages["free"] for size, pages in by_size.items()) == cache["free_frames"]
+    assert by_size[64]["used"] >= 1, "of a prompt of 100 tokens the first 64 are one page"
+    assert 0 < cache["fragmentation"] < 0.1
+    assert cache["bytes_by_format"]["bf16"]["used"] == cache["used_frames"] * 8 * cache["bytes_per_token"]
+    assert cache["saved_memory_gb"] == 0
+    assert cache["budget_events"] == {"sparsified": 0, "dropped_frames": 0, "ended": 0, "refused": 0}
+
+
 def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
     with closing(llm.stream_generate(FRANCE, SamplingParams(max_tokens=400))) as stream:
         next(stream)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import re
 
-from tokenmill.core.messages import Stats
+import msgspec
+import pytest
+
+from tokenmill.core.messages import EngineInfo, PageCounts, Stats
+from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.observe.metrics import Metrics
 
+INFO = EngineInfo(
+    model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes_per_token=100, kv_format="int8/int4:64",
+    kv_bytes_saved_per_token=150, max_batch_size=4, threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
+)  # fmt: skip
 STATS = Stats(
-    running=1, waiting=2, kv_total=10, kv_free=4, kv_cached=1, kv_held=5, prefix_queries=8, prefix_hits=7, preemptions=3, evictions=4,
-    prompt_tokens=0, generation_tokens=0, steps=9,
+    running=1, waiting=2, kv_total=10, kv_free=4, kv_cached=1, kv_held=5, kv_shared=2, kv_saved=3, kv_frame_bytes=400, kv_unfilled=10,
+    kv_pages={8: PageCounts(0, 2, 1, 0), 16: PageCounts(0, 1, 0, 1), 32: PageCounts(1, 0, 0, 0)}, kv_sparsified=11, kv_dropped=12,
+    kv_ended=13, kv_refused=14, prefix_queries=8, prefix_hits=7, preemptions=3, evictions=4, prompt_tokens=0, generation_tokens=0, steps=9,
 )  # fmt: skip
 
 
 def samples(metrics: Metrics, stats: Stats | None = None, up: bool = True) -> dict[str, float]:
     """Values by what stands before them, without `tokenmill:` and the model's name, which every sample must have."""
-    lines = [line for line in metrics.render(stats, up).decode().splitlines() if not line.startswith("#")]
+    engine = None if stats is None else (INFO, stats)
+    lines = [line for line in metrics.render(engine, up).decode().splitlines() if not line.startswith("#")]
     assert all(line.startswith("tokenmill:") and 'model_name="m\\"1"' in line for line in lines)
-    bare = [re.sub(r',?model_name="m\\"1"', "", line.removeprefix("tokenmill:")).replace("{}", "") for line in lines]
+    model = r'(?<={)model_name="m\\"1",|,?model_name="m\\"1"'
+    bare = [re.sub(model, "", line.removeprefix("tokenmill:")).replace("{}", "") for line in lines]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in bare)}
 
 
@@ -58,3 +69,58 @@ def test_an_engine_that_is_gone_runs_nothing_but_keeps_its_counts() -> None:
     names = ("engine_up", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_steps_total")
     assert [samples(metrics, STATS, up=True)[name] for name in names] == [1, 1, 2, 0.5, 9]
     assert [samples(metrics, STATS, up=False)[name] for name in names] == [0, 0, 0, 0, 9]
+
+
+def test_the_cache_is_told_by_state_size_format_and_reason() -> None:
+    got = samples(Metrics('m"1'), STATS)
+    assert [got[f'kv_cache_frames{{state="{state}"}}'] for state in ("free", "used", "cached")] == [4, 5, 1]
+    assert [got[f'kv_cache_pages{{page_size="8",state="{state}"}}'] for state in ("free", "used", "cached")] == [0, 2, 1]
+    assert got['kv_cache_pages{page_size="32",state="free"}'] == 1
+    assert (got["kv_cache_shared_frames"], got['kv_cache_shared_pages{page_size="16"}']) == (2, 1)
+    assert got['kv_cache_bytes_per_token{format="int8/int4:64"}'] == 100
+    assert (got['kv_cache_saved_bytes{by="sharing"}'], got['kv_cache_saved_bytes{by="compression"}']) == (1200, 3600)
+    assert got["kv_cache_fragmentation"] == 0.25
+    events = ("sparsified", "dropped_frames", "ended", "refused")
+    assert [got[f"kv_budget_{event}_total"] for event in events] == [11, 12, 13, 14]
+
+
+def test_the_cache_of_an_engine_that_is_gone_holds_nothing_but_events_stay_counted() -> None:
+    got = samples(Metrics('m"1'), STATS, up=False)
+    assert not any(name.startswith(("kv_cache_frames", "kv_cache_pages", "kv_cache_saved")) for name in got)
+    assert got["kv_budget_ended_total"] == 13
+
+
+def test_frames_and_pages_add_up_by_state_and_size() -> None:
+    got = kv_cache_stats(INFO, STATS)
+    assert {state: got[f"{state}_frames"] for state in ("total", "free", "used", "cached", "shared")} == {
+        "total": 10, "free": 4, "used": 5, "cached": 1, "shared": 2,
+    }  # fmt: skip
+    assert {state: got[f"{state}_pages"] for state in ("total", "free", "used", "cached", "shared")} == {
+        "total": 5, "free": 1, "used": 3, "cached": 1, "shared": 1,
+    }  # fmt: skip
+    assert got["pages_by_size"][8] == {"total": 3, "free": 0, "used": 2, "cached": 1, "shared": 0}
+    assert sum(of_size["total"] for of_size in got["pages_by_size"].values()) == got["total_pages"]
+
+
+def test_what_is_saved_is_told_by_its_reason() -> None:
+    got = kv_cache_stats(INFO, STATS)
+    # Of 100 bytes per token 150 are saved against bf16; a frame of one of two groups is 400 bytes.
+    assert got["saved_by_sharing_gb"] * 2**30 == 3 * 400
+    assert got["saved_by_compression_gb"] * 2**30 == (5 + 1) * 400 * 1.5
+    assert got["saved_memory_gb"] == got["saved_by_sharing_gb"] + got["saved_by_compression_gb"]
+    assert got["bytes_by_format"] == {
+        "int8/int4:64": {"per_token": 100, "total": 4000, "free": 1600, "used": 2000, "cached": 400, "shared": 800}
+    }
+
+
+def test_shares_are_of_what_there_is() -> None:
+    got = kv_cache_stats(INFO, STATS)
+    assert (got["hit_rate"], got["fragmentation"]) == (7 / 8, 10 / 40)
+    idle = msgspec.structs.replace(STATS, kv_held=0, kv_unfilled=0, prefix_queries=0, prefix_hits=0)
+    got = kv_cache_stats(INFO, idle)
+    assert (got["hit_rate"], got["fragmentation"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("key", "field"), [("sparsified", 11), ("dropped_frames", 12), ("ended", 13), ("refused", 14)])
+def test_events_of_budgets_are_not_mixed_up(key: str, field: int) -> None:
+    assert kv_cache_stats(INFO, STATS)["budget_events"][key] == field

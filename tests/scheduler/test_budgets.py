@@ -54,7 +54,7 @@ def test_work_is_cut_at_points_and_where_weighing_for_them_begins() -> None:
         (216, 280, True, True),
         (280, 300, True, False),
     ]
-    assert (one.sparsified_from, one.climbed, s.n_sparsified) == (216, 2, 2)
+    assert (one.sparsified_from, one.climbed, s.n_sparsified, s.n_tainted) == (216, 2, 2, 1)
     assert one.dropped_tokens == s.kv.use().dropped * FRAME > 0
 
 
@@ -94,6 +94,7 @@ def test_a_prompt_beyond_its_budget_is_refused_with_numbers() -> None:
     with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 1.20 times .* \(12 frames of 8 tokens, 10 are allowed\)"):
         s.add(sequence("a", 41, budget=10))
     assert not s.has_work
+    assert s.n_refused == 1
 
 
 def test_a_hit_ends_before_the_rows_that_are_weighed() -> None:
@@ -141,6 +142,7 @@ def test_a_preempted_sequence_takes_full_frames_again_and_drops_at_the_same_poin
     while one.sparsified_from is None:
         advance(s)
     assert s.kv.tables(one.id)[0].held(0, 27) == dropped
+    assert s.n_tainted == 2
 
 
 def test_a_sequence_with_a_budget_is_admitted_for_its_peak() -> None:

@@ -112,7 +112,11 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     kv_tokens: int
     """Capacity of the KV pool in token positions."""
     kv_bytes_per_token: int
-    kv_format: str = "bf16"
+    """Of one position in all layers and KV heads."""
+    kv_format: str
+    """How keys and values are kept, such as `int8/int4:64`, which is keys, values and channels per scale."""
+    kv_bytes_saved_per_token: int
+    """What that format takes less than bf16."""
     max_batch_size: int
     threads: int
     cpus: str | None = None
@@ -123,8 +127,18 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     load_seconds: float
 
 
+class PageCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of one size. used: those of which a running sequence holds a frame; cached: of which only the prefix tree has one;
+    shared: of the used ones, those of which several sequences hold the same frame."""
+
+    free: int
+    used: int
+    cached: int
+    shared: int
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
-    """Counters since start and gauges now. `kv` counts are frames."""
+    """Counters since start and gauges now. `kv` counts are frames where nothing else is said."""
 
     running: int
     waiting: int
@@ -132,6 +146,23 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     kv_free: int
     kv_cached: int
     kv_held: int
+    kv_shared: int
+    """Held by several sequences."""
+    kv_saved: int
+    """So many more would be held if no sequence shared any."""
+    kv_frame_bytes: int
+    kv_unfilled: int
+    """Positions of held frames, over all KV groups, for which nothing is computed."""
+    kv_pages: dict[int, PageCounts]
+    """By their tokens."""
+    kv_dropped: int
+    """Given up at points of KV budgets."""
+    kv_sparsified: int
+    """How often a sequence began to drop frames because of its KV budget; again when it is computed again after a preemption."""
+    kv_ended: int
+    """Sequences that ended because their KV budget was used up."""
+    kv_refused: int
+    """Requests refused because the prompt alone exceeds their KV budget."""
     prefix_queries: int
     """Prompt tokens looked up in the prefix tree."""
     prefix_hits: int

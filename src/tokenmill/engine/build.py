@@ -20,6 +20,7 @@ from tokenmill.engine.calibrate import find_calibration
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
+from tokenmill.kernels.layout import KVFormat
 from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
@@ -63,7 +64,8 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     pool, model, digest = loaded
     calibration = find_calibration(Path(config.model), loaded) if needs_calibration(config) else None
     groups, layout, policy, identity = design_cache(config, model.config, calibration)
-    frame_bytes = layout.frame_bytes(model.program.shape.head_dim)
+    head_dim = model.program.shape.head_dim
+    frame_bytes, wide_frame_bytes = layout.frame_bytes(head_dim), layout.slots * KVFormat().frame_bytes(head_dim)
     budget = RequestBudget.of(config, frame_bytes, len(groups))
     capacity = plan_capacity(config, model.config.context, frame_bytes, Footprint.of(groups), available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
@@ -87,6 +89,10 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         kv_tokens=capacity.n_frames * FRAME // len(groups),
         kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
         kv_format=str(layout.format),
+        kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,
+        * layout.slots
+        * len(groups)
+        // FRAME,
         max_batch_size=config.max_batch_size,
         threads=pool.threads,
         cpus=pool.cpus,

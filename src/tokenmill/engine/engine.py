@@ -6,7 +6,7 @@ from tokenmill.core.clock import Clock
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
-from tokenmill.core.types import FinishReason
+from tokenmill.core.types import FRAME, FinishReason
 from tokenmill.engine.cache import RequestBudget
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
@@ -40,6 +40,7 @@ class Engine:
         self._outputs: list[SequenceOutput] = []  # of finished steps and ended sequences, still to be told
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._over_budget = 0
         self._steps = 0
 
     @property
@@ -113,7 +114,9 @@ class Engine:
         self._rest()
 
     def stats(self) -> Stats:
-        frames = self._scheduler.kv.counts()
+        """O(running sequences), and some vector operations over the pool's frames: a fraction of a millisecond."""
+        kv = self._scheduler.kv
+        frames, use = kv.counts(), kv.use()
         return Stats(
             running=self._scheduler.n_running,
             waiting=self._scheduler.n_waiting,
@@ -121,6 +124,15 @@ class Engine:
             kv_free=frames.free,
             kv_cached=frames.cached,
             kv_held=frames.held,
+            kv_shared=frames.shared,
+            kv_saved=use.references - frames.held,
+            kv_frame_bytes=self.info.kv_bytes_per_token * FRAME // kv.n_groups,
+            kv_unfilled=use.unfilled,
+            kv_pages=use.pages,
+            kv_dropped=use.dropped,
+            kv_sparsified=self._scheduler.n_tainted,
+            kv_ended=self._over_budget,
+            kv_refused=self._scheduler.n_refused,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
             preemptions=self._scheduler.n_preemptions,
@@ -196,6 +208,7 @@ class Engine:
             output.finish_reason = FinishReason.LENGTH
         elif sequence.over_budget:
             output.finish_reason = FinishReason.KV_BUDGET
+            self._over_budget += 1
         return output
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:

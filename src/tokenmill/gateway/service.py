@@ -167,7 +167,7 @@ class Service:
             with contextlib.suppress(TimeoutError, EngineDied, Unavailable):
                 async with asyncio.timeout(STATS_WITHIN):
                     stats = await self.supervisor.client.stats()
-        return self.metrics.render(stats, up)
+        return self.metrics.render(None if stats is None else (self.supervisor.info, stats), up)
 
     def close(self) -> None:
         if self._prompts is not None:

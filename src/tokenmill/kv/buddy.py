@@ -6,6 +6,10 @@ MAX_ORDER = 3
 MAX_PAGE = 1 << MAX_ORDER
 """Frames in the largest page."""
 
+FREE = 0xFF
+"""In place of a page's order: the frame is free."""
+
+_FREE = bytes([FREE])
 _RUN = [bytes([order]) * (1 << order) for order in range(MAX_ORDER + 1)]
 
 
@@ -23,16 +27,19 @@ class BuddyAllocator:
         self.n_free = 0
         # Per order, the first frames of its free pages: a dict is the ordered set that pops and removes in O(1).
         self._free: list[dict[int, None]] = [{} for _ in range(MAX_ORDER + 1)]
-        # Of each frame in use, the order of the page that it was handed out in; and how many there are of each order.
-        self._order = bytearray(n_frames)
-        self._used = [n_frames, *[0] * MAX_ORDER]
+        self._order = bytearray([FREE]) * n_frames
         for first in reversed(range(0, n_frames, MAX_PAGE)):
             self.free(first, min(MAX_PAGE, n_frames - first))
 
     @property
-    def used_by_page(self) -> dict[int, int]:
-        """Frames in use, by the size of the page (in frames) that each was handed out in."""
-        return {1 << order: count for order, count in enumerate(self._used)}
+    def orders(self) -> bytes:
+        """Of each frame, the order of the page that it was handed out in, or `FREE`."""
+        return bytes(self._order)
+
+    @property
+    def n_free_pages(self) -> list[int]:
+        """Free pages of each order, neighbours joined."""
+        return [len(pages) for pages in self._free]
 
     def allocate(self, wanted: int) -> tuple[int, int]:
         """Return (first frame, frames) of a page of `wanted` frames, or of the largest free one below that.
@@ -51,7 +58,6 @@ class BuddyAllocator:
             source -= 1
             self._free[source][first + (1 << source)] = None
         self.n_free -= 1 << order
-        self._used[order] += 1 << order
         self._order[first : first + (1 << order)] = _RUN[order]
         return first, 1 << order
 
@@ -59,12 +65,7 @@ class BuddyAllocator:
         """Take back the frames [first, first + count)."""
         end = first + count
         assert 0 <= first < end <= self.n_frames, f"frames [{first}, {end}) of a pool of {self.n_frames}"
-        if count == 1:
-            self._used[self._order[first]] -= 1
-        else:
-            orders = self._order[first:end]
-            for order in range(MAX_ORDER + 1):
-                self._used[order] -= orders.count(order)
+        self._order[first:end] = _FREE * count
         while first < end:
             alignment = (first | MAX_PAGE) & -(first | MAX_PAGE)
             order = min(alignment, end - first).bit_length() - 1
@@ -99,5 +100,4 @@ class BuddyAllocator:
         in_use = bytearray(b"\1") * self.n_frames
         for first, size in pages:
             in_use[first : first + size] = bytes(size)
-        orders = [order for order, used in zip(self._order, in_use, strict=True) if used]
-        assert self._used == [orders.count(order) for order in range(MAX_ORDER + 1)], "a count of frames by page is wrong"
+        assert all((order != FREE) == bool(used) for order, used in zip(self._order, in_use, strict=True)), "a frame is wrongly marked"

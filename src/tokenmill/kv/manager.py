@@ -26,7 +26,7 @@ from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME
 from tokenmill.kv.buddy import BuddyAllocator
 from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
-from tokenmill.kv.counts import KVCounts, KVUse
+from tokenmill.kv.counts import KVCounts, KVUse, count_pages
 from tokenmill.kv.footprint import Footprint, frames_for
 from tokenmill.kv.groups import KVGroup, Whole, Window, check_groups
 from tokenmill.kv.holding import Follower, Holding, find_followers
@@ -93,10 +93,11 @@ class KVManager:
         return KVCounts(self.n_frames, self.n_free, self.n_cached, self.n_held, self._cache.n_shared, self.n_evictions)
 
     def use(self) -> KVUse:
-        """O(running sequences)."""
-        by_page = {frames * FRAME: count for frames, count in self._pool.used_by_page.items()}
+        """O(running sequences), and as `count_pages`."""
         tables = [(table, holding.computed) for holding in self._holdings.values() for table in holding.tables]
-        return KVUse(by_page, sum(table.n_frames * FRAME - computed for table, computed in tables), self._n_dropped)
+        pages = count_pages(self._pool, [table for table, _ in tables])
+        references = sum(table.present for table, _ in tables)
+        return KVUse(pages, references, sum(table.n_frames * FRAME - computed for table, computed in tables), self._n_dropped)
 
     def ladder(self, budget: int) -> Ladder:
         """The points of a budget of that many frames."""

@@ -15,8 +15,9 @@ from tokenmill.core.types import FinishReason, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
 from tokenmill.llm.interrupts import interrupts_held
-from tokenmill.llm.outputs import Collector, RequestOutput, kv_cache_stats
+from tokenmill.llm.outputs import Collector, RequestOutput
 from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure, many_conversations, many_params, many_prompts, one_params
+from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.text.templates import choose_template
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -90,9 +91,9 @@ class LLM:
         return self._frontend.chat_ids(messages)
 
     def get_kv_cache_stats(self) -> dict[str, Any]:
-        """Counters of the KV cache: frames of 8 tokens by state, bytes per token, prefix hits, evictions, preemptions."""
+        """What the KV cache holds, by page size and format, what it saves, and what has happened in it: see docs/kv-cache.md."""
         with self._turn():
-            return kv_cache_stats(self._running)
+            return kv_cache_stats(self.info, self._running.stats())
 
     def close(self) -> None:
         """Free the weights and the KV pool. The object is of no use afterwards."""

@@ -12,9 +12,11 @@ from typing import Any
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
-from tokenmill.llm.outputs import Collector, RequestOutput, kv_cache_stats
+from tokenmill.engine.engine import Engine
+from tokenmill.llm.outputs import Collector, RequestOutput
 from tokenmill.llm.requests import Conversation, Frontend, Prompt, configure, one_params
 from tokenmill.llm.thread import EngineThread, Feed
+from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.text.templates import choose_template
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -64,7 +66,7 @@ class AsyncLLM:
 
     async def get_kv_cache_stats(self) -> dict[str, Any]:
         """As `LLM.get_kv_cache_stats`, between two steps."""
-        return await asyncio.wrap_future(self._thread.call(kv_cache_stats))
+        return kv_cache_stats(self.info, await asyncio.wrap_future(self._thread.call(Engine.stats)))
 
     async def close(self) -> None:
         """Free the engine. Requests in flight raise `Unavailable`."""

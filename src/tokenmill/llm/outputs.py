@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenmill.core.errors import ModelBroken
 from tokenmill.core.messages import Generate, SequenceOutput
 from tokenmill.core.types import FinishReason, KVUsage, TokenLogprobs
-from tokenmill.engine.engine import Engine
 from tokenmill.text.output import OutputText
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -124,20 +122,3 @@ class Collector:
             self.result.finished = True
             metrics.e2e = now - metrics.arrival_time
         return output.finish_reason is None and delta.finish_reason is FinishReason.STOP
-
-
-def kv_cache_stats(engine: Engine) -> dict[str, Any]:
-    """What `get_kv_cache_stats` returns."""
-    stats = engine.stats()
-    return {
-        "total_frames": stats.kv_total,
-        "free_frames": stats.kv_free,
-        "cached_frames": stats.kv_cached,
-        "used_frames": stats.kv_held,
-        "bytes_per_token": engine.info.kv_bytes_per_token,
-        "prefix_queries": stats.prefix_queries,
-        "prefix_hits": stats.prefix_hits,
-        "hit_rate": stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
-        "evictions": stats.evictions,
-        "preemptions": stats.preemptions,
-    }

@@ -8,14 +8,16 @@ from __future__ import annotations
 import collections
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from tokenmill.core.messages import Stats
+from tokenmill.core.messages import EngineInfo, Stats
+from tokenmill.observe.kv_cache import GB, kv_cache_stats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -36,7 +38,7 @@ class Metrics(Collector):
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._ended: collections.Counter[str] = collections.Counter()
-        self._stats: Stats | None = None
+        self._engine: tuple[EngineInfo, Stats] | None = None
         self._engine_up = False
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -60,16 +62,20 @@ class Metrics(Collector):
         self._ended[reason] += 1
         self._request.observe(since_arrival)
 
-    def render(self, stats: Stats | None, engine_up: bool) -> bytes:
-        """The exposition text. `stats`: the counters last heard of the engine, None before the first."""
-        self._stats, self._engine_up = stats, engine_up
+    def render(self, engine: tuple[EngineInfo, Stats] | None, engine_up: bool) -> bytes:
+        """The exposition text. `engine`: what it is and the counters last heard of it, None before the first."""
+        self._engine, self._engine_up = engine, engine_up
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client calls for the text."""
         yield self._gauge("engine_up", "Whether the engine is there and answers.", float(self._engine_up))
-        if self._stats is not None:
-            yield from self._of_engine(self._stats)
+        if self._engine is not None:
+            info, stats = self._engine
+            yield from self._of_engine(stats)
+            if self._engine_up:
+                yield from self._of_cache(kv_cache_stats(info, stats))
+            yield from self._of_budgets(stats)
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token of a choice.", self._first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two outputs of a choice.", self._between_tokens)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the end of a choice.", self._request)
@@ -94,9 +100,53 @@ class Metrics(Collector):
         yield self._counter("kv_cache_evictions", "Frames that the prefix tree gave up.", stats.evictions)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
 
+    def _of_cache(self, cache: dict[str, Any]) -> Iterator[Metric]:
+        """What the KV cache holds now; nothing once its engine is gone."""
+        states = ("free", "used", "cached")
+        yield self._gauges("kv_cache_frames", "Frames of 8 tokens by state.", ("state",), {(s,): cache[f"{s}_frames"] for s in states})
+        yield self._gauge("kv_cache_shared_frames", "Used frames that several sequences hold.", cache["shared_frames"])
+        pages = cache["pages_by_size"].items()
+        yield self._gauges(
+            "kv_cache_pages",
+            "Pages by state and tokens.",
+            ("state", "page_size"),
+            {(state, str(size)): counts[state] for size, counts in pages for state in states},
+        )
+        yield self._gauges(
+            "kv_cache_shared_pages",
+            "Used pages of which several sequences hold a frame, by tokens.",
+            ("page_size",),
+            {(str(size),): counts["shared"] for size, counts in pages},
+        )
+        yield self._gauges(
+            "kv_cache_bytes_per_token",
+            "Of one position in all layers, by format.",
+            ("format",),
+            {(name,): of_format["per_token"] for name, of_format in cache["bytes_by_format"].items()},
+        )
+        yield self._gauges(
+            "kv_cache_saved_bytes",
+            "What sharing and compression save now.",
+            ("by",),
+            {(by,): cache[f"saved_by_{by}_gb"] * GB for by in ("sharing", "compression")},
+        )
+        yield self._gauge("kv_cache_fragmentation", "Share of held positions with nothing computed, 0 to 1.", cache["fragmentation"])
+
+    def _of_budgets(self, stats: Stats) -> Iterator[Metric]:
+        """What KV budgets have made happen."""
+        yield self._counter("kv_budget_sparsified", "Sequences that began to drop KV frames for their budget.", stats.kv_sparsified)
+        yield self._counter("kv_budget_dropped_frames", "Frames that sequences gave up for their budget.", stats.kv_dropped)
+        yield self._counter("kv_budget_ended", "Sequences that ended because their budget was used up.", stats.kv_ended)
+        yield self._counter("kv_budget_refused", "Requests refused because their prompt exceeds their budget.", stats.kv_refused)
+
     def _gauge(self, name: str, about: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"tokenmill:{name}", about, labels=("model_name",))
-        family.add_metric((self._model,), value)
+        return self._gauges(name, about, (), {(): value})
+
+    def _gauges(self, name: str, about: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
+        """values: by the labels' values."""
+        family = GaugeMetricFamily(f"tokenmill:{name}", about, labels=("model_name", *labels))
+        for of_labels, value in values.items():
+            family.add_metric((self._model, *of_labels), value)
         return family
 
     def _counter(self, name: str, about: str, value: float) -> Metric:

@@ -21,7 +21,8 @@ class Scheduler:
 
     A step is `schedule` (plan it and move frames), the model's work on it, and `commit`. Since the start: n_preemptions;
     prefix_queries, prefix_hits: prompt tokens looked up, and found, in the prefix cache at first admissions; n_sparsified: points of
-    budgets at which frames were given up.
+    budgets at which frames were given up; n_tainted: how often a sequence came to its first one; n_refused: requests whose prompt
+    exceeds their budget.
     """
 
     def __init__(self, kv: KVManager, limits: Limits) -> None:
@@ -31,6 +32,8 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.n_sparsified = 0
+        self.n_tainted = 0
+        self.n_refused = 0
         self._waiting = SequenceQueue()
         self._running = SequenceQueue()
         self._requests: dict[str, dict[int, Sequence]] = {}
@@ -172,6 +175,7 @@ class Scheduler:
             sequence.weights = None
             if sequence.sparsified_from is None:
                 sequence.sparsified_from = rung.point
+                self.n_tainted += 1
         if sequence.sparsified_from is not None:
             sequence.dropped_tokens = self.kv.dropped(sequence.id)
 
@@ -179,6 +183,7 @@ class Scheduler:
         """Refuse what could not run even alone."""
         ladder, prompt_len = sequence.ladder, sequence.prompt_len
         if ladder is not None and not ladder.fits(prompt_len):
+            self.n_refused += 1
             peak, budget = ladder.peak(prompt_len), ladder.budget
             raise KVBudgetTooSmall(
                 f"prompt has {prompt_len} tokens, whose keys and values take {peak / max(1, budget):.2f} times the request's KV budget "
