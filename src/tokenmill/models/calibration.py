@@ -1,4 +1,4 @@
-"""What was found out about a model's attention by running it: the range of its keys, and which heads look far back. A file beside the model.
+"""What was found out about a model by running it: the range of its keys, and which heads look far back. A file beside the model.
 
 The file is in the safetensors format under a name of its own: other programs take every *.safetensors of a folder for weights, and the
 model's digest covers them.
