@@ -117,6 +117,14 @@ def test_pairs_are_ranked_by_score_and_then_by_place(found: Calibration) -> None
     assert dataclasses.replace(found, retrieval=scores).ranked() == [(2, 1), (0, 1), (1, 0), (0, 0), (2, 0), (1, 1)]
 
 
+@pytest.mark.parametrize(("keep_ratio", "kept"), [(1.0, 5), (0.7, 4), (0.6, 3), (0.2, 1), (0.01, 1)])
+def test_heads_that_retrieve_stay_whole(found: Calibration, keep_ratio: float, kept: int) -> None:
+    scores = np.array([[0.1, 0.5], [0.5, 0.0], [0.2, 0.9]], np.float32)
+    order = [(0, 1), (1, 0), (2, 0), (0, 0), (1, 1)]
+    whole, streaming = dataclasses.replace(found, retrieval=scores).divide({(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}, keep_ratio)
+    assert (whole, streaming) == (order[:kept], order[kept:])
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, found: Calibration) -> None:
     (tmp_path / "model.calibration").mkdir()
     with pytest.raises(OSError, match=r"model\.calibration"):
