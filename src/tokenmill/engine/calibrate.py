@@ -43,11 +43,11 @@ FARTHEST = 1 << 15
 """Positions that the range of keys is to hold for."""
 
 SEED = 0
-SMALLEST = np.float32(1e-6)
+SMALLEST = 1e-6
 """Half the range of a channel that never changes."""
 
-_FIRST_ROW = array("i", [0])
-_WHOLE = Pages(array("i", [0]), array("i", [0]))
+_ZERO = array("i", [0])
+_WHOLE = Pages(_ZERO, _ZERO)
 """The pool is one sequence's."""
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ def calibrate(
     """
     texts = [np.array(tokenizer.encode(text, add_special=False), np.int32) for text in calibration_texts().values()]
     start = np.array(tokenizer.encode(""), np.int32)  # what the model expects before a text, such as a begin token
-    pieces = _pieces(texts, start, model.config.context)
-    repeated = _repeated(np.concatenate(texts), start)
+    pieces = spread_pieces(texts, start, model.config.context)
+    repeated = repeated_tokens(np.concatenate(texts), start)
     total, done = len(pieces) * ROWS + len(repeated), 0
 
     def tell(tokens: int) -> None:
@@ -90,48 +90,47 @@ def calibrate(
         progress(done, total)
 
     tape = Tape(model.program, model.weights, model.vectors, pool, max_rows=ROWS, max_outputs=1, n_frames=frames_for(len(repeated)))
-    return Calibration(_key_range(tape, pieces, tell), _retrieval(tape, model.program, repeated, tell))
+    return Calibration(key_range(tape, pieces, tell), retrieval_scores(tape, model.program, repeated, tell))
 
 
-def _pieces(texts: list[I32], start: I32, context: int) -> list[tuple[int, I32]]:
-    """(position, tokens) of pieces of all texts, at even distances over each of them and over the positions that the model knows:
-    the rotation turns what is constant in a key, so that early positions know nothing of the range at later ones."""
+def spread_pieces(texts: list[I32], start: I32, context: int) -> list[tuple[int, I32]]:
+    """(position, tokens) of pieces of all texts: over each text at even distances, and over the positions that the model knows at
+    doubled ones. The rotation turns what is constant in a key, slowest in the channels where most of it is, so that the range at early
+    positions is not that at later ones."""
     count = PIECES * len(texts)
-    last = min(context, FARTHEST) - ROWS
+    last = max(0, min(context, FARTHEST) - ROWS)
     pieces = []
     for number in range(count):
         text = texts[number % len(texts)]
         begin = number * (len(text) - ROWS) // count
         tokens = np.concatenate([start, text[begin : begin + ROWS - len(start)]])
-        pieces.append((number * last // (count - 1) // FRAME * FRAME, tokens))
+        position = last >> (count - 1 - number) if number else 0
+        pieces.append((position // FRAME * FRAME, tokens))
     return pieces
 
 
-def _key_range(tape: Tape, pieces: list[tuple[int, I32]], tell: Callable[[int], None]) -> KeyCalibration:
+def key_range(tape: Tape, pieces: list[tuple[int, I32]], tell: Callable[[int], None]) -> KeyCalibration:
     """A piece is a sequence without what comes before it: attention knows distances only."""
-    low: F32 | None = None
-    high: F32 | None = None
+    lows, highs = list[F32](), list[F32]()
     for position, tokens in pieces:
-        hole = [] if position == 0 else [0]
-        starts = array("i", [*hole, position // FRAME])
-        pages = Pages(array("i", [*(-1 for _ in hole), 0]), starts)
-        tape.run(Batch(tokens, [Segment(0, len(tokens), position, (pages,))], _FIRST_ROW))
+        pages = _WHOLE if position == 0 else Pages(array("i", [-1, 0]), array("i", [0, position // FRAME]))
+        tape.run(Batch(tokens, [Segment(0, len(tokens), position, (pages,))], _ZERO))
         keys = tape.keys((_WHOLE,), len(tokens))
-        low = keys.min(axis=2) if low is None else np.minimum(low, keys.min(axis=2))
-        high = keys.max(axis=2) if high is None else np.maximum(high, keys.max(axis=2))
+        lows.append(keys.min(axis=2))
+        highs.append(keys.max(axis=2))
         tell(len(tokens))
-    assert low is not None and high is not None, "there is no text"
-    return KeyCalibration(np.maximum((high - low) / 2, SMALLEST), (high + low) / 2)
+    low, high = np.min(lows, axis=0), np.max(highs, axis=0)
+    return KeyCalibration(np.maximum((high - low) / 2, np.float32(SMALLEST)), (high + low) / 2)
 
 
-def _repeated(tokens: I32, start: I32) -> I32:
+def repeated_tokens(tokens: I32, start: I32) -> I32:
     """Tokens in random order, then some of them again in that order: who guesses the next one must find it in the first place."""
     rng = np.random.default_rng(SEED)
     block = np.concatenate([start, rng.permutation(tokens)[: BLOCK - len(start)]])
     return np.concatenate([block, block[SKIPPED : SKIPPED + REPEATED]])
 
 
-def _retrieval(tape: Tape, program: Program, tokens: I32, tell: Callable[[int], None]) -> F32:
+def retrieval_scores(tape: Tape, program: Program, tokens: I32, tell: Callable[[int], None]) -> F32:
     """For each pair the share of attention that the rows of the second time give to where the tokens and those after them were the
     first time, float32 [layers, kv_heads]; the mean over rows and query heads. Such heads are called induction heads (Olsson et al.,
     2022) or retrieval heads (Wu et al., 2024; DuoAttention, Xiao et al., 2024)."""
@@ -140,11 +139,11 @@ def _retrieval(tape: Tape, program: Program, tokens: I32, tell: Callable[[int], 
     for begin in range(0, len(tokens), ROWS):
         rows = tokens[begin : begin + ROWS]
         if begin < BLOCK:
-            tape.run(Batch(rows, [Segment(0, len(rows), begin, (_WHOLE,))], _FIRST_ROW))
+            tape.run(Batch(rows, [Segment(0, len(rows), begin, (_WHOLE,))], _ZERO))
         else:
             weights = tuple(np.zeros((heads, frames_for(len(tokens))), np.int64) for _ in range(0, len(rows), FRAME))
             segments = [Segment(i * FRAME, FRAME, begin + i * FRAME, (_WHOLE,), weigh=i) for i in range(len(weights))]
-            tape.run(Batch(rows, segments, _FIRST_ROW, weights))
+            tape.run(Batch(rows, segments, _ZERO, weights))
             for i, weight in enumerate(weights):
                 first = (begin - BLOCK + SKIPPED) // FRAME + i
                 found += weight[:, first : first + 2].sum(axis=1) / 2.0**32

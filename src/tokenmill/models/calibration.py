@@ -1,4 +1,4 @@
-"""What was found out about a model's attention by running it: the range of its keys, and which heads look far back. A file beside the model.
+"""What was found out about a model by running it: the range of its keys, and which heads look far back. A file beside the model.
 
 The file is in the safetensors format under a name of its own: other programs take every *.safetensors of a folder for weights, and the
 model's digest covers them.
@@ -7,7 +7,9 @@ model's digest covers them.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.errors import CalibrationError, ModelFileError
-from tokenmill.kernels.layout import KeyCalibration, Pair
+from tokenmill.kernels.layout import KeyCalibration, Pair, Streaming
 from tokenmill.weights.safetensors import read_safetensors, safetensors_bytes
 from tokenmill.weights.store import install
 from tokenmill.weights.tensor import RawTensor
 
 F32 = npt.NDArray[np.float32]
+
+STREAMING = Streaming(sinks=64, recent=256)
+"""What heads that do not retrieve are left with once a sequence is sparse (docs/calibration.md)."""
 
 VERSION = "1"
 """Changes whenever a file of the same model would differ."""
@@ -49,6 +54,13 @@ class Calibration:
         order = np.argsort(-self.retrieval, axis=None, kind="stable")
         layers, heads = np.unravel_index(order, self.retrieval.shape)
         return list(zip(layers.tolist(), heads.tolist(), strict=True))
+
+    def divide(self, pairs: Collection[Pair], keep_ratio: float) -> tuple[list[Pair], list[Pair]]:
+        """Those of `pairs` that stay whole, `keep_ratio` of them rounded up, and those that can do with what `STREAMING` says; in both the
+        ones that retrieve more come first."""
+        ranked = [pair for pair in self.ranked() if pair in pairs]
+        kept = math.ceil(keep_ratio * len(ranked) - 1e-9)
+        return ranked[:kept], ranked[kept:]
 
 
 def calibration_path(model: Path) -> Path:

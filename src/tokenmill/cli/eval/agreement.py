@@ -10,8 +10,8 @@ from tokenmill.cli.eval import options
 from tokenmill.cli.eval.reading import read_texts
 from tokenmill.cli.options import Cpus, Model, Threads
 from tokenmill.measure.quality.likelihood import Track, agreement_pictures, agreement_rows, agreement_table
-from tokenmill.text.samples import evaluation_texts
 from tokenmill.measure.report import Table
+from tokenmill.text.samples import evaluation_texts
 
 
 def command(

@@ -23,9 +23,9 @@ from tokenmill.measure.quality.needle import (
     needle_rows,
     needle_table,
 )
-from tokenmill.text.samples import evaluation_texts
 from tokenmill.measure.quality.variants import REFERENCE
 from tokenmill.measure.report import Table
+from tokenmill.text.samples import evaluation_texts
 from tokenmill.weights.catalogue import resolve
 from tokenmill.weights.vocabulary import load_tokenizer
 

@@ -10,8 +10,8 @@ from tokenmill.cli.eval import options
 from tokenmill.cli.eval.reading import read_texts
 from tokenmill.cli.options import Cpus, Model, Threads
 from tokenmill.measure.quality.likelihood import Track, perplexity_pictures, perplexity_rows, perplexity_table
-from tokenmill.text.samples import evaluation_texts
 from tokenmill.measure.report import Table
+from tokenmill.text.samples import evaluation_texts
 
 
 def command(
