@@ -160,5 +160,5 @@ def long(rng: random.Random) -> tuple[int, int]:
 
 
 def longer(rng: random.Random) -> tuple[int, int]:
-    """So long that heads which keep the first 64 and the latest 512 positions have something to give up."""
-    return rng.randrange(760, 1250), rng.randrange(1, 40)
+    """So long that heads which keep the first 64 and the latest 256 positions have something to give up."""
+    return rng.randrange(500, 1100), rng.randrange(1, 40)

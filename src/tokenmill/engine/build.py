@@ -90,9 +90,6 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
         kv_format=str(layout.format),
         kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,
-        * layout.slots
-        * len(groups)
-        // FRAME,
         max_batch_size=config.max_batch_size,
         threads=pool.threads,
         cpus=pool.cpus,

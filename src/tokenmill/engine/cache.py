@@ -5,23 +5,15 @@ Pure decisions from the settings, the model's shape and its calibration.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from tokenmill.core.config import CompressionConfig, EngineConfig
 from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.kernels.layout import KVFormat, KVLayout
-from tokenmill.kernels.layout import Streaming as StreamingMask
 from tokenmill.kv.budget import SparsePolicy, Strategy
 from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, divide
-from tokenmill.models.calibration import Calibration
+from tokenmill.models.calibration import STREAMING, Calibration
 from tokenmill.models.config import ModelConfig
-
-SINKS = 64
-"""First positions that no head gives up: much attention rests on them whatever they say (StreamingLLM, Xiao et al. 2023)."""
-
-RECENT = 512
-"""Latest positions that a streaming head keeps."""
 
 
 class CacheDesign(NamedTuple):
@@ -75,21 +67,21 @@ def design_cache(config: EngineConfig, model: ModelConfig, calibration: Calibrat
     """calibration: the model's own, if it `needs_calibration`."""
     stored = kv_format(config.kv_cache_config.compression, model.shape.head_dim)
     sparse = config.attention_config.sparse_attention
-    policy = SparsePolicy(_strategy(config), sparse.trigger_threshold, sparse.keep_ratio, SINKS)
-    streaming: frozenset[Pair] = frozenset()
+    policy = SparsePolicy(_strategy(config), sparse.trigger_threshold, sparse.keep_ratio, STREAMING.sinks)
     identity = f"{stored} {config.kv_cache_config.per_request_budget_gb} {policy}" if policy.strategy != "none" else str(stored)
-    keys = None
+    rules = _rules(model)
     if policy.strategy == "topk_heads":
         assert calibration is not None, "topk_heads needs the heads' profile"
-        ranked = rank_heads(model, calibration)
-        streaming = frozenset(ranked[math.ceil(sparse.keep_ratio * len(ranked) - 1e-9) :])
+        whole, streaming = calibration.divide(rules.pop(Whole(), []), sparse.keep_ratio)
+        rules |= {rule: pairs for rule, pairs in ((Whole(), whole), (Streaming(*STREAMING), streaming)) if pairs}
         identity += f" heads of {calibration.digest}"
+    keys = None
     if _calibrates_keys(config):
         assert calibration is not None, "keys are scaled by a calibration"
         keys = calibration.keys
         identity += f" keys of {calibration.digest}"
-    groups = divide(_rules(model, streaming, calibration))
-    masks = tuple(_mask(group.retention) for group in groups)
+    groups = divide(rules)
+    masks = tuple(STREAMING if isinstance(group.retention, Streaming) else None for group in groups)
     return CacheDesign(groups, KVLayout(stored, tuple(group.pairs for group in groups), masks, keys), policy, identity)
 
 
@@ -100,27 +92,13 @@ def kv_format(compression: CompressionConfig, head_dim: int) -> KVFormat:
     return KVFormat(compression.key_dtype, compression.value_dtype, min(compression.group_size, -(-head_dim // 32) * 32))
 
 
-def rank_heads(model: ModelConfig, calibration: Calibration) -> list[Pair]:
-    """KV heads of the layers that see everything, the best at retrieval first."""
-    return [(layer, head) for layer, head in calibration.ranked() if model.layers[layer].window is None]
-
-
-def _rules(model: ModelConfig, streaming: frozenset[Pair], calibration: Calibration | None) -> dict[Retention, list[Pair]]:
-    """The pairs under each rule; streaming ones in the order in which they deserve to be kept."""
+def _rules(model: ModelConfig) -> dict[Retention, list[Pair]]:
+    """KV heads of layers that keep everything, and those of each window."""
     rules: dict[Retention, list[Pair]] = {}
     for number, layer in enumerate(model.layers):
         rule = Whole() if layer.window is None else Window(layer.window)
-        own = [(number, head) for head in range(model.shape.kv_heads) if (number, head) not in streaming]
-        if own:
-            rules.setdefault(rule, []).extend(own)
-    if streaming:
-        assert calibration is not None
-        rules[Streaming(SINKS, RECENT)] = [pair for pair in rank_heads(model, calibration) if pair in streaming]
+        rules.setdefault(rule, []).extend((number, head) for head in range(model.shape.kv_heads))
     return rules
-
-
-def _mask(rule: Retention) -> StreamingMask | None:
-    return StreamingMask(rule.sinks, rule.recent) if isinstance(rule, Streaming) else None
 
 
 def _strategy(config: EngineConfig) -> Strategy:
