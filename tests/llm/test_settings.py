@@ -129,7 +129,7 @@ async def test_cpus_are_told_and_the_program_may_still_go_where_it_could(smollm2
 
 
 MEMORY = """
-import asyncio, gc, os, sys
+import asyncio, gc, os, sys, time
 from tokenmill import LLM, AsyncLLM, SamplingParams
 
 def resident():
@@ -153,6 +153,9 @@ gc.disable()
 for make in (lambda: use(model), lambda: asyncio.run(use_async(model))):
     before = resident(), len(os.listdir("/proc/self/task"))
     during = make()
+    deadline = time.monotonic() + 10  # a thread that has been joined may still be on its way out of the system's list
+    while len(os.listdir("/proc/self/task")) > before[1] and time.monotonic() < deadline:
+        time.sleep(0.001)
     after = resident(), len(os.listdir("/proc/self/task"))
     print(*before, *during, *after)
 """
