@@ -69,20 +69,18 @@ struct ItemRows {
     Cut cut(const StepState& s, int number) const {
         Cut c;
         c.number = number;
-        c.runs = c.ahead = 0;
+        c.runs = 0;
+        c.next = nullptr;
         add_runs(c, s, lo, std::min(hi, sight.sinks), true);
         add_runs(c, s, std::max(recent, sight.sinks), hi, false);
         return c;
     }
 
-    // Has the frames that the next item begins with fetched during the last tiles of a cut. They are taken to be of one page.
+    // Has what the next item begins with fetched at the end of a cut. It is taken to be of one page.
     void look_ahead(Cut& c, const StepState& s, const AttendItem& next) const {
-        if (c.runs == 0 || s.batch.segments[next.segment].rows > 1) return;
+        if (s.batch.segments[next.segment].rows > 1) return;
         const ItemRows rows(a, s, next);
-        const uint8_t* frame = rows.frame_of(s, std::max(rows.lo, next.cut * kCut) / kFrame);
-        if (!frame) return;
-        c.ahead = Cut::kAhead;
-        for (int i = 0; i < Cut::kAhead; ++i, frame += a.page.head_bytes()) c.frames[c.run[c.runs - 1].last + i] = frame;
+        c.next = rows.frame_of(s, std::max(rows.lo, next.cut * kCut) / kFrame);
     }
 
     // Finishes the rows: writes what attention gives, and keeps what weighing needs.
