@@ -28,9 +28,6 @@ inline void rotate_head(const RotateArgs& a, size_t col, const float* norm, floa
 void rotate_store(const RotateArgs& a) {
     const PageFormat& page = a.page;
     const int hd = page.head_dim;
-    // Keys' places are fetched while the queries are turned: each head lies elsewhere.
-    for (int h = 0; h < a.kv_heads; ++h)
-        for (size_t i = 0; i < page.values_at(); i += 64) __builtin_prefetch(a.frames[h] + i, 1);
     alignas(64) float turned[512];
     for (int h = 0; h < a.heads; ++h) {
         uint8_t* q = a.q + h * page.query_bytes();
