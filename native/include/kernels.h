@@ -96,10 +96,11 @@ struct Run {
 
 // What there is of a cut for the rows of a kv head.
 struct Cut {
-    static constexpr int kFrames = kCut / kFrame, kAhead = 8;
-    int number, runs, ahead;          // ahead: of the frames after the last run, which are read next, if not 0
+    static constexpr int kFrames = kCut / kFrame, kAhead = 8192;
+    int number, runs;
+    const uint8_t* next;              // kAhead bytes that are likely to be read after the cut, or null
     Run run[kFrames / 2 + 2];
-    const uint8_t* frames[kFrames + kAhead];   // a head's bytes; only those in runs and those ahead
+    const uint8_t* frames[kFrames];   // a head's bytes; only those in runs
 };
 
 // Result of a cut for up to kMaxAttendRows rows. l is 0 where a row sees nothing of the cut.

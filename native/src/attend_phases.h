@@ -34,6 +34,7 @@ struct AttendArgs {
 // Rows of an item, and what they see together.
 struct ItemRows {
     VisibleRow rows[kMaxAttendRows];
+    int token[kMaxAttendRows], head[kMaxAttendRows];
     const AttendArgs& a;
     const Segment& segment;
     const AttendItem& item;
@@ -41,19 +42,24 @@ struct ItemRows {
     const Sight sight;
     int lo, recent, hi;
     ItemRows(const AttendArgs& a, const StepState& s, const AttendItem& item)
-        : a(a), segment(s.batch.segments[item.segment]), item(item), table(s.batch.tables[item.segment * a.groups.size() + a.place.groups[item.kv_head]]),
+        : a(a), segment(s.batch.segments[item.segment]), item(item), table(table_of(a, s, item)),
           sight(segment, s.plans[a.plan].window, a.groups[a.place.groups[item.kv_head]].streaming) {
+        const int group = a.heads / a.kv_heads, end = (item.kv_head + 1) * group;
+        const size_t q_bytes = a.page.query_bytes();
+        int t = item.first / group, h = end - group + item.first % group;
         for (int i = 0; i < item.count; ++i) {
-            const int t = segment.position + token(i);
-            rows[i] = {a.q + (size_t(segment.row + token(i)) * a.heads + head(i)) * a.page.query_bytes(), sight.lo(t), sight.recent(t), t + 1};
+            token[i] = t;
+            head[i] = h;
+            const int position = segment.position + t;
+            rows[i] = {a.q + (size_t(segment.row + t) * a.heads + h) * q_bytes, sight.lo(position), sight.recent(position), position + 1};
+            if (++h < end) continue;
+            h -= group;
+            ++t;
         }
-        const int first = segment.position + token(0);   // rows ascend
-        lo = sight.lo(first);
-        recent = sight.recent(first);
-        hi = segment.position + token(item.count - 1) + 1;
+        lo = rows[0].lo;   // rows ascend
+        recent = rows[0].recent;
+        hi = rows[item.count - 1].hi;
     }
-    int token(int i) const { return (item.first + i) / (a.heads / a.kv_heads); }
-    int head(int i) const { return item.kv_head * (a.heads / a.kv_heads) + (item.first + i) % (a.heads / a.kv_heads); }
 
     // Calls body with each cut that a row may see something of.
     template <class Body> void each_cut(const StepState& s, const AttendItem* next, Body body) const {
@@ -69,28 +75,24 @@ struct ItemRows {
     Cut cut(const StepState& s, int number) const {
         Cut c;
         c.number = number;
-        c.runs = c.ahead = 0;
+        c.runs = 0;
+        c.next = nullptr;
         add_runs(c, s, lo, std::min(hi, sight.sinks), true);
         add_runs(c, s, std::max(recent, sight.sinks), hi, false);
         return c;
     }
 
-    // Has the frames that the next item begins with fetched during the last tiles of a cut. They are taken to be of one page.
+    // Has what the next item begins with fetched at the end of a cut. It is taken to be of one page.
     void look_ahead(Cut& c, const StepState& s, const AttendItem& next) const {
-        if (c.runs == 0 || s.batch.segments[next.segment].rows > 1) return;
-        const ItemRows rows(a, s, next);
-        const uint8_t* frame = rows.frame_of(s, std::max(rows.lo, next.cut * kCut) / kFrame);
-        if (!frame) return;
-        c.ahead = Cut::kAhead;
-        for (int i = 0; i < Cut::kAhead; ++i, frame += a.page.head_bytes()) c.frames[c.run[c.runs - 1].last + i] = frame;
+        const Segment& after = s.batch.segments[next.segment];
+        if (after.rows == 1) c.next = frame_of(s, table_of(a, s, next), next.kv_head, std::max(sight.lo(after.position), next.cut * kCut) / kFrame);
     }
 
     // Finishes the rows: writes what attention gives, and keeps what weighing needs.
     void finish(const StepState& s, const CutResult& total) const {
         const Rows to = a.out.rows(s);
         for (int r = 0; r < item.count; ++r) {
-            const size_t row = segment.row + token(r);
-            a.k.finish(total, r, a.page.head_dim, to.row(int(row)).from(size_t(head(r)) * a.page.head_dim));
+            a.k.finish(total, r, a.page.head_dim, to.row(segment.row + token[r]).from(size_t(head[r]) * a.page.head_dim));
             if (segment.weigh < 0) continue;
             float* sums = sums_of(r);
             sums[0] = total.m[r];
@@ -98,14 +100,18 @@ struct ItemRows {
         }
     }
 
-    float* sums_of(int r) const { return a.sums + (size_t(segment.row + token(r)) * a.heads + head(r)) * 2; }
+    float* sums_of(int r) const { return a.sums + (size_t(segment.row + token[r]) * a.heads + head[r]) * 2; }
 
 private:
-    const uint8_t* frame_of(const StepState& s, int number) const {
+    static const PageTable& table_of(const AttendArgs& a, const StepState& s, const AttendItem& item) {
+        return s.batch.tables[item.segment * a.groups.size() + a.place.groups[item.kv_head]];
+    }
+
+    const uint8_t* frame_of(const StepState& s, const PageTable& table, int kv_head, int number) const {
         const int32_t* starts = s.batch.starts.data() + table.extent;
         const size_t e = table.extent + (std::upper_bound(starts, starts + table.extents, number) - starts) - 1;
         const int32_t first = s.batch.frames[e];
-        return first < 0 ? nullptr : a.place.slots[item.kv_head] + size_t(first + number - s.batch.starts[e]) * a.page.head_bytes();
+        return first < 0 ? nullptr : a.place.slots[kv_head] + size_t(first + number - s.batch.starts[e]) * a.page.head_bytes();
     }
 
     // The frames of [lo, hi) that are in the cut and not in a hole.

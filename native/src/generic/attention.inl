@@ -5,8 +5,8 @@ inline F seen_of(F x, const Seen& seen, int i, float other) {
     return seen.lo <= i && i + 16 <= seen.hi ? x : f_select(x, seen.lo - i, seen.hi - i, other);
 }
 
-// Turns the scores of one row into p, 0 where it sees nothing: bf16 numbers for bf16 values, otherwise floats in place of the scores.
-template <bool narrow> void soften(const VisibleRow& row, int r, const Spans& spans, AttendScratch& t, CutResult& out) {
+// Turns the scores of one row into p, 0 where it sees nothing: bf16 numbers for bf16 values, otherwise floats in place of the scores. Meanwhile what is read next is fetched.
+template <bool narrow> void soften(const VisibleRow& row, int r, const Spans& spans, FrameFetch& fetch, AttendScratch& t, CutResult& out) {
     constexpr float none = -__builtin_inff();
     bool sees = false;
     F high = f_set(none);
@@ -20,6 +20,7 @@ template <bool narrow> void soften(const VisibleRow& row, int r, const Spans& sp
     for (const Span& span : spans) {
         const Seen seen(row, span, spans.base);
         for (int i = span.from & ~15; i < span.to; i += 16) {
+            fetch.lines(4);
             F p = seen_of(exp2_lanes(f_sub(f_load(&t.score[r][i]), f_set(m))), seen, i, 0.0f);
             if constexpr (narrow) p = store_bf16(&t.p[r][i], p);
             else f_store(&t.score[r][i], p);
@@ -33,9 +34,10 @@ template <bool narrow> void soften(const VisibleRow& row, int r, const Spans& sp
 void attend_cut(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, AttendScratch& t, CutResult& out) {
     const Spans spans(rows, n, cut);
     all_scores(page, rows, n, cut, spans, t);
+    FrameFetch fetch{&cut.next, cut.next ? 1 : 0, Cut::kAhead};
     for (int r = 0; r < n; ++r) {
-        if (page.value == KVType::Bf16) soften<true>(rows[r], r, spans, t, out);
-        else soften<false>(rows[r], r, spans, t, out);
+        if (page.value == KVType::Bf16) soften<true>(rows[r], r, spans, fetch, t, out);
+        else soften<false>(rows[r], r, spans, fetch, t, out);
     }
     if (spans.n) all_weigh(page, n, cut, spans, t, out.o);
 }

@@ -28,18 +28,16 @@ inline void rotate_head(const RotateArgs& a, size_t col, const float* norm, floa
 void rotate_store(const RotateArgs& a) {
     const PageFormat& page = a.page;
     const int hd = page.head_dim;
-    // What is written is fetched while the queries are turned: each head lies elsewhere.
-    for (int h = 0; h < a.kv_heads; ++h)
-        for (size_t i = 0; i < page.key_scales_at(); i += 64) __builtin_prefetch(a.frames[h] + i, 1);
     alignas(64) float turned[512];
     for (int h = 0; h < a.heads; ++h) {
         uint8_t* q = a.q + h * page.query_bytes();
         rotate_head(a, size_t(h) * hd, a.q_norm, turned);
-        for (int i = 0; i < hd; i += 16) f_store(turned + i, f_mul(f_load(turned + i), f_set(a.scale)));
-        if (page.key == KVType::Bf16)
-            for (int i = 0; i < hd; i += 16) i_store_u16(reinterpret_cast<uint16_t*>(q) + i, bf16_bits(f_load(turned + i)));
-        else
+        if (page.key == KVType::Bf16) {
+            for (int i = 0; i < hd; i += 16) i_store_u16(reinterpret_cast<uint16_t*>(q) + i, bf16_bits(f_mul(f_load(turned + i), f_set(a.scale))));
+        } else {
+            for (int i = 0; i < hd; i += 16) f_store(turned + i, f_mul(f_load(turned + i), f_set(a.scale)));
             store_query(page, turned, a.factor + size_t(h / (a.heads / a.kv_heads)) * hd, q);
+        }
     }
     alignas(64) uint16_t narrow[512];
     for (int h = 0; h < a.kv_heads; ++h) {

@@ -23,7 +23,7 @@ template <KVType type, int j, int R, int T> inline void add_keys(Dots (&high)[T]
     }
 }
 
-template <KVType type, int R, int T> inline void add_scores(F (&acc)[T][R], const PageFormat& page, const VisibleRow* rows, const Tile (&tile)[T], FrameFetch fetch) {
+template <KVType type, int R, int T> inline void add_scores(F (&acc)[T][R], const PageFormat& page, const VisibleRow* rows, const Tile (&tile)[T], FrameFetch& fetch) {
     const int hd = page.head_dim;
     if constexpr (type == KVType::Bf16) {
         for (int i = 0; i < hd / 2; i += 2) {
@@ -66,14 +66,13 @@ template <KVType type, int R, int T> inline void add_scores(F (&acc)[T][R], cons
     }
 }
 
-// R rows, T tiles from frame f on. Meanwhile the next tiles up to frame `fetched` are fetched, values and all.
-template <KVType type, int R, int T> inline void score_tiles(const PageFormat& page, const VisibleRow* rows, const Cut& cut, int f, int first, int last, int fetched, AttendScratch& t) {
+// R rows, T tiles from frame f on. Meanwhile as much is fetched, values and all.
+template <KVType type, int R, int T> inline void score_tiles(const PageFormat& page, const VisibleRow* rows, const Cut& cut, int f, int first, int last, FrameFetch& fetch, AttendScratch& t) {
     Tile tile[T];
     UNROLL for (int i = 0; i < T; ++i) tile[i] = tile_of(cut, f + 2 * i, first, last);
-    const int next = f + 2 * T;
     F acc[T][R];
     UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) acc[i][r] = f_set(0.0f);
-    add_scores<type, R, T>(acc, page, rows, tile, {cut.frames + next, fetched - next < 2 * T ? fetched - next : 2 * T, page.head_bytes()});
+    add_scores<type, R, T>(acc, page, rows, tile, fetch);
     UNROLL for (int i = 0; i < T; ++i) UNROLL for (int r = 0; r < R; ++r) f_store(&t.score[r][8 * f + 16 * i], acc[i][r]);
 }
 
@@ -89,11 +88,11 @@ template <KVType type, int R> void scores(const PageFormat& page, const VisibleR
     const int first = span.first(), last = span.last();
     // Heads of one token read what nobody has read before; rows of a prompt, what their neighbours have just read.
     const bool fetching = rows[0].hi == rows[n - 1].hi;
-    const int fetched = !fetching ? 0 : &span + 1 == spans.end() ? last + cut.ahead : last;
-    if (fetching) FrameFetch{cut.frames + first, last - first < 2 * tiles ? last - first : 2 * tiles, page.head_bytes()}.lines(tiles * page.head_dim);
+    FrameFetch fetch{cut.frames + first, fetching ? last - first : 0, page.head_bytes()};
+    fetch.lines(Cut::kAhead / 64);
     int f = first & ~1;
-    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<type, R, tiles>(page, rows, cut, f, first, last, fetched, t);
-    for (; f < last; f += 2) score_tiles<type, R, 1>(page, rows, cut, f, first, last, fetched, t);
+    for (; f + 2 * tiles <= last + 1; f += 2 * tiles) score_tiles<type, R, tiles>(page, rows, cut, f, first, last, fetch, t);
+    for (; f < last; f += 2) score_tiles<type, R, 1>(page, rows, cut, f, first, last, fetch, t);
 }
 
 void all_scores(const PageFormat& page, const VisibleRow* rows, int n, const Cut& cut, const Spans& spans, AttendScratch& t) {
