@@ -320,7 +320,7 @@ def test_a_window_holds_what_is_in_sight_and_no_more() -> None:
     kv = manager([Whole(), Window(32)], 400)
     run(kv, "a", list(range(1000)), chunk=16)
     whole, window = kv.tables("a")
-    assert (whole.present, window.present) == (125, frames_for(1000) - (1001 - 32) // FRAME)
+    assert (whole.present, window.present) == (126, frames_for(1000) - (1001 - 32) // FRAME), "whole pages have two frames by then"
     assert (window.first[0], window.starts[0], window.starts[1]) == (-1, 0, (1001 - 32) // FRAME)
     assert kv.n_cached == 125 - window.present, "what slid away can still be found"
 
