@@ -47,7 +47,7 @@ struct Tile {
 inline Tile tile_of(const Cut& cut, int f, int first, int last) { return {cut.frames[f < first ? f + 1 : f], cut.frames[f + 1 < last ? f + 1 : f]}; }
 
 // Fetches a head's keys and values of some frames in the order in which they lie in memory, a few lines at a time. They are Cut::kAhead
-// bytes ahead of what is computed: half as many are too late, twice as many slower again.
+// bytes ahead of what is computed: half as many were slower for some heads, twice as many for all.
 struct FrameFetch {
     const uint8_t* const* frames;
     int left;              // frames
