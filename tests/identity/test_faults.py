@@ -61,9 +61,9 @@ def position_off_by_one_behind_another_segment(engine: Engine, patch: Patch) -> 
     arrange = runner._arrange
 
     def shifted(step: Any) -> Any:
-        batch, wanted = arrange(step)
+        batch, *rest = arrange(step)
         segments = [s._replace(position=s.position - (i > 0 and s.position > 0)) for i, s in enumerate(batch.segments)]
-        return replace(batch, segments=segments), wanted
+        return replace(batch, segments=segments), *rest
 
     patch.setattr(runner, "_arrange", shifted)
 

@@ -159,11 +159,16 @@ print(let_in)
 """
 
 
-@pytest.mark.parametrize("given", ["way", "no way"])
-def test_a_thread_that_gives_way_lets_in_who_waits_for_its_cpu(given: str) -> None:
-    done = subprocess.run([sys.executable, "-c", GIVE_WAY, given], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (int(done.stdout) > 10) == (given == "way")
+def test_a_thread_that_gives_way_lets_in_who_waits_for_its_cpu() -> None:
+    """Where others want the CPU too, who waits gets in even so; hence several tries to see that it does not."""
+
+    def let_in(given: str) -> int:
+        done = subprocess.run([sys.executable, "-c", GIVE_WAY, given], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert let_in("way") > 10
+    assert any(let_in("no way") <= 10 for _ in range(8))
 
 
 TOO_MANY = """
