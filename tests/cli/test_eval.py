@@ -41,9 +41,9 @@ def test_what_cannot_be_evaluated_is_said_in_a_line(args: list[str], message: st
 
 @pytest.mark.parametrize("name", ["perplexity", "agreement", "needle", "tasks"])
 def test_what_the_engine_refuses_is_told_before_a_model_is_looked_for(name: str) -> None:
-    result = CliRunner().invoke(app, ["eval", name, "no-such-model", "--sparse", "no_such_strategy:0.5", "--budget-mb", "64"])
+    result = CliRunner().invoke(app, ["eval", name, "no-such-model", "--kv", "int8/int4:48"])
     assert isinstance(result.exception, ConfigError), result.output
-    assert "attention" in str(result.exception)
+    assert "group_size is 48" in str(result.exception)
 
 
 def test_perplexity_of_the_reference_is_that_of_the_model(smollm2_path: Path) -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tokenmill.core.types import FRAME
-from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
+from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, Strategy, lightest
 from tokenmill.kv.footprint import Footprint, frames_for
 from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
 
@@ -160,3 +160,15 @@ def test_a_window_is_counted_as_what_it_touches(window: int) -> None:
         spans = (frames_for(start + chunk) - (start + 1 - window) // FRAME for start in range(200, 300))
         assert shape.taken(0, 10**6, chunk) == max(spans)
         assert shape.taken(0, 10**6, chunk) <= shape.kept(10**6) + shape.transient(chunk)
+
+
+@pytest.mark.parametrize("strategy", ["topk_heads", "topk_positions"])
+def test_a_threshold_met_before_there_is_anything_to_give_up_waits_until_there_is(strategy: Strategy) -> None:
+    """A budget that serves any length at one threshold serves it at every lower one."""
+    footprint = Footprint(5, 2, 64, 256, ()) if strategy == "topk_heads" else Footprint(7, 0, 0, 0, ())
+    for threshold in (0.9, 0.5, 0.1, 1e-9):
+        ladder = Ladder(7 * 700 // 8, SparsePolicy(strategy, threshold, 0.7, 64), footprint)
+        first = ladder.rung(0)
+        assert first is not None
+        assert ladder.fits(20_000), threshold
+        assert first.point <= 630

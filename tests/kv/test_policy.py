@@ -23,7 +23,7 @@ def test_a_run_of_known_length_gets_the_largest_pages_that_fit() -> None:
     assert pages(need=63, spare=100, context=500) == [8] * 7 + [4, 2, 1]
 
 
-@pytest.mark.parametrize(("context", "page"), [(1, 1), (511, 1), (512, 2), (2047, 2), (2048, 4), (8191, 4), (8192, 8), (10**6, 8)])
+@pytest.mark.parametrize(("context", "page"), [(1, 1), (511, 1), (512, 2), (1023, 2), (1024, 4), (4095, 4), (4096, 8), (10**6, 8)])
 def test_growth_follows_the_context(context: int, page: int) -> None:
     assert page_frames(1, 100, context, 1, 8) == page
 
@@ -33,7 +33,7 @@ def test_configured_bounds_hold_when_there_is_room(smallest: int, largest: int) 
     for need, context in itertools.product(range(1, 40), (1, 2000, 20_000)):
         page = page_frames(need, 100, context, smallest, largest)
         assert smallest <= page <= largest
-        assert page <= max(need, smallest, 8 if context >= 8192 else 2)
+        assert page <= max(need, smallest, 8 if context >= 4096 else 4)
 
 
 def test_a_tight_pool_never_gives_more_than_need_and_spare() -> None:

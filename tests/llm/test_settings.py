@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
+from tokenmill.core.config import AttentionConfig, CompressionConfig, KVCacheConfig
 from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, NotBuiltYet, Unavailable
 
@@ -25,6 +26,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_config": {"compression": {"key_dtype": "fp8"}}}, "kv_cache_config.compression.key_dtype is 'fp8'"),
     ({"kv_cache_config": {"compression": {"group_size": 48}}}, "group_size is 48, but must be a multiple of 32"),
     ({"kv_cache_config": {"compression": {"calibration_method": "percentile"}}}, "compression.calibration_method is 'percentile'"),
+    ({"kv_cache_config": KVCacheConfig(compression={"enabled": "no"})}, "kv_cache_config.compression.enabled is 'no'"),  # type: ignore[arg-type]
+    ({"kv_cache_config": {"compression": CompressionConfig(enabled=True, key_dtype="fp8")}}, "key_dtype is 'fp8'"),  # type: ignore[arg-type]
+    ({"attention_config": AttentionConfig(sparse_attention={"strategy": "foo"})}, "strategy is 'foo'"),  # type: ignore[arg-type]
     ({"kv_cache_config": {"per_request_budget_gb": 0}}, "per_request_budget_gb is 0"),
     ({"kv_cache_config": {"per_request_budget_gb": 1e-6}}, "per_request_budget_gb is 1e-06, but the smallest sequence takes 184320 bytes"),
     ({"attention_config": {"sparse": {"enabled": True}}}, "unknown setting 'attention_config.sparse': did you mean 'sparse_attention'"),

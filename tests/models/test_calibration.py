@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,14 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, found: Cal
     with pytest.raises(OSError, match=r"model\.calibration"):
         write_calibration(tmp_path / "model.calibration", found, MODEL)
     assert [file.name for file in tmp_path.iterdir()] == ["model.calibration"]
+
+
+def test_many_may_write_at_the_same_time(path: Path, found: Calibration) -> None:
+    """Engines of one process as well as processes: whoever reads finds a whole file."""
+    with ThreadPoolExecutor(4) as writers:
+        writing = [writers.submit(write_calibration, path, found, MODEL) for _ in range(60)]
+        while not all(job.done() for job in writing):
+            assert read_calibration(path, MODEL, SHAPE).digest == found.digest
+        for job in writing:
+            job.result()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

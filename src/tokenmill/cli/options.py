@@ -27,7 +27,7 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus ans
 Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
 Kv = Annotated[str, typer.Option("--kv", help="How keys and values are kept: bf16, or KEY/VALUE[:GROUP][:plain] such as int8/int4.")]
 Sparse = Annotated[
-    str | None, typer.Option(help="What an answer gives up near the end of its KV budget: STRATEGY:KEEP_RATIO such as topk_heads:0.7.")
+    str | None, typer.Option(help="What an answer gives up near the end of its KV budget: topk_heads or topk_positions, and :KEEP_RATIO.")
 ]
 KvBudgetMb = Annotated[float | None, typer.Option("--kv-budget-mb", help="MiB that the keys and values of one answer may take.")]
 
@@ -46,8 +46,8 @@ def sampling(
 
 def kv_cache(kv: str, sparse: str | None, budget_mb: float | None) -> dict[str, Any]:
     """Settings of an engine. Raises `ConfigError`."""
-    if budget_mb is not None and not budget_mb > 0:
-        raise ConfigError(f"--kv-budget-mb is {budget_mb:g}, but must be above 0", param="--kv-budget-mb")
+    if budget_mb is not None and not 0 < budget_mb < 1e6:
+        raise ConfigError(f"--kv-budget-mb is {budget_mb:g}, but must be above 0 and below 1000000", param="--kv-budget-mb")
     return kv_settings(Format.parse(kv), None if sparse is None else Sparsity.parse(sparse), budget_mb)
 
 

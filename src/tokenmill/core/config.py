@@ -60,7 +60,7 @@ class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class CompressionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quantised KV (docs/kv-cache.md).
+    """Quantised KV (docs/compressed-kv.md).
 
     calibration_method: `minmax` scales each channel of keys by the extremes that `tokenmill calibrate` found, which are found at the
     first start if need be; `none` by what each token holds alone. group_size: channels that share a scale, at most a head.
@@ -97,7 +97,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SparseAttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an answer gives up when `trigger_threshold` of its KV budget is used (docs/kv-cache.md). Without a budget it never does.
+    """What an answer gives up when `trigger_threshold` of its KV budget is used (docs/sparse-attention.md). Without a budget it never does.
 
     topk_heads: all but `keep_ratio` of the heads keep the first and the latest positions only. topk_positions: of the positions that
     may go, `keep_ratio` stay. none: nothing goes, and an answer ends when its budget is used up, as without sparse attention.
@@ -208,8 +208,8 @@ def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
 
     Unknown keys and wrong types raise `ConfigError` naming the setting and, for a key, the nearest known one.
     """
-    if isinstance(settings, cls):
-        return settings
+    if isinstance(settings, msgspec.Struct) and isinstance(settings, cls):
+        settings = msgspec.structs.asdict(settings)  # a class does not check its values, so it is read as a dict of them
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(settings).__name__}", param=where or None)
     fields = {f.name: f for f in msgspec.structs.fields(cls)}

@@ -40,7 +40,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class KVBudgetTooSmall(InvalidRequest):
-    """The sequence could never fit into the KV pool, however empty."""
+    """The sequence could never fit into the KV pool, however empty, or into its own budget."""
 
     code = "kv_budget_exceeded"
 

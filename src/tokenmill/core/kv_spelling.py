@@ -9,6 +9,7 @@ from tokenmill.core.errors import ConfigError
 
 WIDE = "bf16"
 DTYPES = (WIDE, "int8", "int4")
+STRATEGIES = ("topk_heads", "topk_positions")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,18 @@ class Sparsity:
 
     @classmethod
     def parse(cls, text: str) -> Sparsity:
-        """`strategy:keep ratio`; which strategies there are is known to the engine's configuration. Raises `ConfigError`."""
+        """`strategy:keep ratio`. Raises `ConfigError`."""
         strategy, _, ratio = text.partition(":")
         try:
-            return cls(strategy, float(ratio))
+            found = cls(strategy, float(ratio))
         except ValueError:
-            raise ConfigError(f"--sparse is {text!r}, but must be STRATEGY:KEEP_RATIO such as topk_heads:0.7", param="--sparse") from None
+            found = None
+        if found is None or strategy not in STRATEGIES or not 0 <= found.keep_ratio < 1:
+            raise ConfigError(
+                f"--sparse is {text!r}, but must be {' or '.join(STRATEGIES)}, and a ratio from 0 to below 1 such as topk_heads:0.7",
+                param="--sparse",
+            )
+        return found
 
     @property
     def name(self) -> str:

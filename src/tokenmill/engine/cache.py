@@ -40,7 +40,8 @@ class RequestBudget(NamedTuple):
         most, least = int(gigabytes * 2**30), frame_bytes * n_groups
         if most < least:
             raise ConfigError(
-                f"per_request_budget_gb is {gigabytes}, but the smallest sequence takes {least} bytes ({least / 2**30:.9f}): raise it",
+                f"per_request_budget_gb is {gigabytes}, but the smallest sequence takes {least} bytes: raise it to {least / 2**30:.9f} "
+                f"(--kv-budget-mb {least / 2**20:.3f})",
                 param="per_request_budget_gb",
             )
         return cls(frame_bytes, most)

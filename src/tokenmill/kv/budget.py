@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from tokenmill.core.types import FRAME
@@ -23,7 +24,7 @@ Strategy = Literal["topk_heads", "topk_positions", "none"]
 
 @dataclass(frozen=True, slots=True)
 class SparsePolicy:
-    """What happens when trigger_threshold of a budget is used.
+    """What happens when trigger_threshold of a budget is used, or, if nothing can go then, as soon as something can.
 
     topk_heads: at the first point streaming groups keep their sinks and recent positions only; later ones are as with
     topk_positions: the lightest frames of whole groups go, so that `keep_ratio` of those that may go stay. The first `sinks`
@@ -101,23 +102,35 @@ class Ladder:
 
     def _climb(self) -> None:
         passed = len(self._rungs)
-        frames = self._reach(math.floor(self._policy.trigger_threshold * self.budget), passed)
         self._ends = True
-        if frames is None:
+        lowest = self._reach(math.floor(self._policy.trigger_threshold * self.budget), passed)
+        if lowest is None:
             return
         if passed:
-            frames = max(frames, (self._points[-1] + WEIGHED) // FRAME)
-        kept = self._kept(frames, passed)
-        heads = passed == 0 and self._streams
-        drop = 0 if heads else self._drop(frames - self._dropped[passed])
-        frees = self._footprint.streaming * (frames - (self._footprint.sinks + self._footprint.recent) // FRAME) if heads else drop
-        if kept > self.budget or frees <= 0:
+            lowest = max(lowest, (self._points[-1] + WEIGHED) // FRAME)
+        # A threshold that is met before there is anything to give up waits until there is.
+        frames = next((frames for frames in self._within_budget(lowest, passed) if self._frees(frames, passed)), None)
+        if frames is None:
             return
+        drop = 0 if self._drops_heads(passed) else self._drop(frames - self._dropped[passed])
         self._ends = False
         self._rungs.append(Rung(frames * FRAME, drop))
         self._points.append(frames * FRAME)
         self._dropped.append(self._dropped[passed] + drop)
-        self._peaks.append(max(self._peaks[passed], kept))
+        self._peaks.append(max(self._peaks[passed], self._kept(frames, passed)))
+
+    def _within_budget(self, lowest: int, passed: int) -> Iterator[int]:
+        """Frames of positions from `lowest` on that can be kept."""
+        return takewhile(lambda frames: self._kept(frames, passed) <= self.budget, range(lowest, lowest + self.budget + 1))
+
+    def _drops_heads(self, passed: int) -> bool:
+        """Whether it is the streaming groups that give up their middle at the next point."""
+        return passed == 0 and self._streams
+
+    def _frees(self, frames: int, passed: int) -> bool:
+        if self._drops_heads(passed):
+            return frames > (self._footprint.sinks + self._footprint.recent) // FRAME
+        return self._drop(frames - self._dropped[passed]) > 0
 
     def _drop(self, present: int) -> int:
         """How many of the frames that a whole group has are to go."""

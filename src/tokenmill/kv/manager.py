@@ -36,6 +36,9 @@ from tokenmill.kv.prefix_cache import PrefixCache
 from tokenmill.kv.prefix_tree import MISS, PrefixHit
 from tokenmill.kv.table import HOLE, PageTable, runs
 
+LADDERS = 256
+"""Ladders that are kept for the next sequence with the same budget. Budgets come from clients, and any number of them may differ."""
+
 
 class KVManager:
     """Page tables of the running sequences, over one pool of frames and one prefix cache.
@@ -102,6 +105,8 @@ class KVManager:
     def ladder(self, budget: int) -> Ladder:
         """The points of a budget of that many frames."""
         if budget not in self._ladders:
+            if len(self._ladders) >= LADDERS:
+                self._ladders.clear()
             self._ladders[budget] = Ladder(budget, self._policy, self._footprint)
         return self._ladders[budget]
 
@@ -181,7 +186,7 @@ class KVManager:
         spare = max(0, available - keep - max(0, need - holding.promise))
         for group, lacking in enumerate(lacks):
             if lacking:
-                context = min(n_tokens, self._sight(group)) if holding.slides[group] else n_tokens
+                context = min(n_tokens, 2 * self._sight(group)) if holding.slides[group] else n_tokens
                 taken = self._extend(holding.tables[group], lacking, spare, context)
                 spare -= taken - lacking
                 if holding.promise:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-GROWTH = ((8192, 8), (2048, 4), (512, 2))
+GROWTH = ((4096, 8), (1024, 4), (512, 2))
 """From that many tokens of context on, a sequence that grows takes pages of that many frames.
 
-A fourfold context doubles the page: positions that are taken but not yet filled are on average below 1.5% of the sequence's own,
-while the number of extents a kernel walks grows much slower than the context.
+Positions that are taken but not yet filled are on average below 1.5% of the sequence's own, while the number of extents that a
+kernel walks grows much slower than the context.
 """
 
 

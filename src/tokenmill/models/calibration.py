@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +72,12 @@ def write_calibration(path: Path, calibration: Calibration, model_digest: bytes)
     """Write in one atomic step. Raises OSError, and leaves no half of a file."""
     tensors = {FACTOR: calibration.keys.factor, ZERO: calibration.keys.zero, RETRIEVAL: calibration.retrieval}
     said = {"version": VERSION, "model": model_digest.hex(), "digest": calibration.digest}
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor, name = tempfile.mkstemp(suffix=".new", prefix=f"{path.name}.", dir=path.parent)
+    fresh = Path(name)
     try:
-        fresh.write_bytes(safetensors_bytes(tensors, said))
+        with open(descriptor, "wb") as file:
+            file.write(safetensors_bytes(tensors, said))
+        fresh.chmod(0o644)
         install(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
