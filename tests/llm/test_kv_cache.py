@@ -131,20 +131,22 @@ async def test_small_requests_get_on_beside_one_that_fills_the_pool(smollm2_path
     config = compressed("int8", "int4", memory_budget_gb=1000 * 9180 / 2**30)
     async with AsyncLLM(smollm2_path, max_model_len=1000, kv_cache_config=config) as llm:
         giant = [7 + i % 900 for i in range(880)]
-        ended: list[str] = []
+        began, ended = asyncio.Event(), list[str]()
 
         async def ask(name: str, prompt: list[int], max_tokens: int, priority: int = 1) -> list[int]:
             tokens: list[int] = []
             params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
             async for result in llm.generate(prompt, params, priority=priority):
                 tokens = result.outputs[0].token_ids
+                if name == "giant":
+                    began.set()
             ended.append(name)
             return tokens
 
         alone = [await ask("alone", giant, 100), await ask("alone", [50] * 300, 8), await ask("alone", [60] * 30, 8)]
         ended.clear()
         large = asyncio.create_task(ask("giant", giant, 100))
-        await asyncio.sleep(0)
+        await began.wait()
         small = [asyncio.create_task(ask("small", [60] * 30, 8)) for _ in range(3)]
         waits = asyncio.create_task(ask("waits", [50] * 300, 8))
         urgent = asyncio.create_task(ask("urgent", [50] * 300, 8, priority=0))
