@@ -23,7 +23,7 @@ async def test_thousands_of_cancels(smollm2_path: Path, level: str | None, monke
     """Before their first step, in the midst of their prompt, behind a point of their budget, while they decode."""
     monkeypatch.setenv("TOKENMILL_CHECK", "1")
     cache = kv_settings(Format.parse("int8/int4"), None if level is None else Sparsity.parse(level), None)
-    cache["kv_cache_config"]["memory_budget_gb"] = 0.05
+    cache["kv_cache_config"]["memory_budget_gb"] = 0.02
     rng = random.Random(5)
     async with AsyncLLM(smollm2_path, max_model_len=1024, chunk_size=256, **cache) as llm:
         beginnings = [[rng.randrange(1000, 40_000) for _ in range(800)] for _ in range(4)]
@@ -35,7 +35,7 @@ async def test_thousands_of_cancels(smollm2_path: Path, level: str | None, monke
 
         async def cancelled(outputs: int, steps: int) -> None:
             prompt, params = ask(rng.choice((1, 1, 1, 2)))
-            async with contextlib.aclosing(llm.generate(prompt, params)) as stream:
+            async with contextlib.aclosing(llm.generate(prompt, params, priority=rng.choice((0, 1, 1, 2)))) as stream:
                 if outputs == 0:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(steps / 1000):
@@ -60,4 +60,4 @@ async def test_thousands_of_cancels(smollm2_path: Path, level: str | None, monke
             done += TOGETHER
         stats = await llm.get_kv_cache_stats()
         assert stats["used_frames"] == 0
-        assert stats["preemptions"] > 0, "the pool is too large to show anything"
+        assert stats["evictions"] > 0, "the pool is too large to show anything"
