@@ -9,7 +9,7 @@ from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME
 from tokenmill.kv.footprint import frames_for
 from tokenmill.kv.groups import KVGroup, Whole
-from tokenmill.kv.manager import KVManager
+from tokenmill.kv.manager import LADDERS, KVManager
 
 GROUPS = [KVGroup("whole", Whole(), ((0, 0), (1, 0)))]
 Key = tuple[str, tuple[int, ...]]
@@ -302,3 +302,13 @@ def test_a_wrong_reference_count_fails_the_integrity_check() -> None:
     kv._holdings["a"].node.refs += 1
     with pytest.raises(AssertionError, match="reference count"):
         kv.check_integrity()
+
+
+def test_ladders_are_kept_for_a_bounded_number_of_budgets() -> None:
+    """Budgets come from clients."""
+    kv = KVManager([KVGroup("all", Whole(), ((0, 0),))], 64, BlockManagerConfig())
+    first = kv.ladder(1)
+    assert kv.ladder(1) is first
+    for budget in range(2, 2 * LADDERS):
+        assert kv.ladder(budget).budget == budget
+        assert len(kv._ladders) <= LADDERS
