@@ -34,7 +34,7 @@ def haystack() -> Haystack:
 
 def test_one_vault_is_asked_for_among_others_like_it(haystack: Haystack) -> None:
     for seed in range(20):
-        sample = haystack.sample(600, 50, np.random.default_rng(seed))
+        sample = haystack.samples(600, [50], np.random.default_rng(seed))[0]
         needles = dict(re.findall(r"The access code of the (\w+) vault is (\d{4})\.", sample.prompt))
         asked = re.search(r"What is the access code of the (\w+) vault\?", sample.prompt)
         assert asked is not None
@@ -44,7 +44,7 @@ def test_one_vault_is_asked_for_among_others_like_it(haystack: Haystack) -> None
 
 
 def test_the_blind_prompt_lacks_the_needle_and_nothing_else(haystack: Haystack) -> None:
-    sample = haystack.sample(600, 30, np.random.default_rng(1))
+    sample = haystack.samples(600, [30], np.random.default_rng(1))[0]
     assert sample.code not in sample.blind
     gone = [line for line in sample.prompt.splitlines() if line not in sample.blind.splitlines()]
     assert gone == [f"The access code of the {gone[0].split()[5]} vault is {sample.code}."]
@@ -52,14 +52,28 @@ def test_the_blind_prompt_lacks_the_needle_and_nothing_else(haystack: Haystack) 
 
 @pytest.mark.parametrize("depth", [0, 30, 100])
 def test_the_needle_stands_where_it_should(haystack: Haystack, depth: int) -> None:
-    sample = haystack.sample(2000, depth, np.random.default_rng(0))
+    sample = haystack.samples(2000, [depth], np.random.default_rng(0))[0]
     lines = [line for line in sample.prompt.splitlines() if line.startswith("line") or sample.code in line]
     place = next(i for i, line in enumerate(lines) if sample.code in line)
     assert place / (len(lines) - 1) == pytest.approx(depth / 100, abs=0.01)
 
 
-def test_the_same_seed_asks_the_same_and_a_cell_does_not_depend_on_others(haystack: Haystack) -> None:
-    assert draw_samples(haystack, [300, 600], [10, 90], 2, 7)[-2:] == draw_samples(haystack, [600], [90], 2, 7)
+def test_each_depth_of_a_text_is_asked_for_and_the_others_are_its_distractors(haystack: Haystack) -> None:
+    depths = [0, 10, 20, 40, 60, 80, 100]
+    samples = haystack.samples(1500, depths, np.random.default_rng(3))
+    assert [sample.depth for sample in samples] == depths
+    assert len({sample.code for sample in samples}) == len(depths)
+    assert len({sample.prompt.rsplit("\n\n", 1)[0] for sample in samples}) == 1, "the texts differ"
+    assert all(other.code in sample.blind for sample in samples for other in samples if other is not sample)
+
+
+def test_more_depths_than_vaults_are_refused(haystack: Haystack) -> None:
+    with pytest.raises(ConfigError, match="--depths: 11 needles"):
+        draw_samples(haystack, [600], list(range(0, 110, 10)), 1, 0)
+
+
+def test_the_same_seed_asks_the_same_and_a_length_does_not_depend_on_others(haystack: Haystack) -> None:
+    assert draw_samples(haystack, [300, 600], [10, 90], 2, 7)[-4:] == draw_samples(haystack, [600], [10, 90], 2, 7)
     assert len({sample.prompt for sample in draw_samples(haystack, [300, 600], [10, 90], 2, 7)}) == 8
     assert draw_samples(haystack, [300], [10], 1, 7) != draw_samples(haystack, [300], [10], 1, 8)
 
@@ -67,7 +81,7 @@ def test_the_same_seed_asks_the_same_and_a_cell_does_not_depend_on_others(haysta
 @pytest.mark.parametrize("length", [100, 10_000])
 def test_a_length_for_which_there_is_no_text_is_refused(haystack: Haystack, length: int) -> None:
     with pytest.raises(ConfigError, match="--lengths: a text of"):
-        haystack.sample(length, 50, np.random.default_rng(0))
+        haystack.samples(length, [50], np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def command(
     blind: Annotated[bool, typer.Option("--blind", help="Also ask with the needle left out: what guessing scores.")] = False,
     lengths: Annotated[str, typer.Option(help="Tokens of the prompts, about.")] = "1024,2048,4096",
     depths: Annotated[str, typer.Option(help="Where the needle stands, percent of the text.")] = "10,30,50,70,90",
-    each: Annotated[int, typer.Option(min=1, help="Questions for each length and depth.")] = 4,
+    each: Annotated[int, typer.Option(min=1, help="Texts of each length; every depth of each is asked for.")] = 4,
     file: options.File = None,
     chat_template: Template = None,
     threads: Threads = 0,

@@ -51,12 +51,5 @@ def describe(report: Report, llm: LLM) -> None:
 
 
 def engine_settings(variant: Variant, threads: int, cpus: str | None, length: int, sequences: int) -> dict[str, Any]:
-    """Of an engine for texts of up to `length` tokens, `sequences` at a time, none of which shares what another computed."""
-    sharing = {"enable_prefix_sharing": False}
-    return variant.settings | {
-        "threads": threads,
-        "cpus": cpus,
-        "max_model_len": length,
-        "max_batch_size": sequences,
-        "block_manager_config": sharing,
-    }
+    """Of an engine for texts of up to `length` tokens, `sequences` at a time."""
+    return variant.settings | {"threads": threads, "cpus": cpus, "max_model_len": length, "max_batch_size": sequences}

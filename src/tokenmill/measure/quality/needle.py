@@ -56,20 +56,25 @@ class Haystack:
         self._sizes = [count(line + "\n") for line in self._lines]
         self._count = count
 
-    def sample(self, length: int, depth: int, rng: np.random.Generator) -> Sample:
-        """Hide a needle and its distractors in a stretch of the text, all drawn by `rng`. Raises `ConfigError` if it is too short."""
-        colours = rng.choice(COLOURS, DISTRACTORS + 1, replace=False)
-        codes = rng.choice(np.arange(1000, 10000), DISTRACTORS + 1, replace=False)
+    def samples(self, length: int, depths: Sequence[int], rng: np.random.Generator) -> list[Sample]:
+        """One stretch of the text, drawn by `rng`, with a needle at each depth, and the question for each of them: the others are its
+        distractors, and more are hidden where they are few. Raises `ConfigError` if the text is too short."""
+        count = max(len(depths), DISTRACTORS + 1)
+        colours = rng.choice(COLOURS, count, replace=False)
+        codes = rng.choice(np.arange(1000, 10000), count, replace=False)
         needles = [NEEDLE.format(colour, code) for colour, code in zip(colours, codes, strict=True)]
-        question = QUESTION.format(colours[0])
-        spent = sum(map(self._count, [*needles, INTRODUCTION, question]))
+        questions = [QUESTION.format(colour) for colour in colours]
+        spent = sum(map(self._count, [*needles, INTRODUCTION])) + max(map(self._count, questions))
         lines = self._stretch(length - MARGIN - spent, rng)
-        place = round(depth / 100 * len(lines))
-        apart = [other for other in range(len(lines) + 1) if abs(other - place) > APART * len(lines)]
-        places = [place, *rng.choice(apart or [place], DISTRACTORS).tolist()]
-        hidden = sorted(zip(places, needles, strict=True))
-        text, blind = _insert(lines, hidden), _insert(lines, [pair for pair in hidden if pair[1] != needles[0]])
-        return Sample(length, depth, _ask(text, question), _ask(blind, question), str(codes[0]))
+        places = [round(depth / 100 * len(lines)) for depth in depths]
+        apart = [other for other in range(len(lines) + 1) if all(abs(other - place) > APART * len(lines) for place in places)]
+        more = rng.choice(apart or places, count - len(depths)).tolist()
+        hidden = sorted(zip([*places, *more], needles, strict=True))
+        text = _insert(lines, hidden)
+        return [
+            Sample(length, depth, _ask(text, question), _ask(_insert(lines, [p for p in hidden if p[1] != needle]), question), str(code))
+            for depth, question, needle, code in zip(depths, questions, needles, codes, strict=False)
+        ]
 
     def _stretch(self, tokens: int, rng: np.random.Generator) -> list[str]:
         """Consecutive lines of that many tokens, from a place drawn by `rng`; the text is taken as a ring."""
@@ -88,13 +93,14 @@ class Haystack:
 
 
 def draw_samples(haystack: Haystack, lengths: Sequence[int], depths: Sequence[int], each: int, seed: int) -> list[Sample]:
-    """`each` questions in every cell of the grid. A cell's questions do not depend on what other cells there are."""
-    return [
-        haystack.sample(length, depth, np.random.default_rng([seed, length, depth, number]))
-        for length in lengths
-        for depth in depths
-        for number in range(each)
-    ]
+    """`each` texts of every length, and a question for every depth of each: those of one text follow each other. A length's questions
+    do not depend on what other lengths there are. Raises `ConfigError` for more depths than colours."""
+    if len(depths) > len(COLOURS):
+        raise ConfigError(
+            f"--depths: {len(depths)} needles are to be hidden in a text, but there are {len(COLOURS)} colours", param="--depths"
+        )
+    grid = [(length, number) for length in lengths for number in range(each)]
+    return [sample for length, number in grid for sample in haystack.samples(length, depths, np.random.default_rng([seed, length, number]))]
 
 
 @dataclass(frozen=True)
