@@ -19,6 +19,8 @@ from tokenmill.core.errors import ConfigError, NotBuiltYet
 from tokenmill.core.types import FRAME
 
 PAGE_TOKENS = (8, 16, 32, 64)
+MAX_DRAFT = 48
+"""Tokens in a draft."""
 
 
 class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +126,46 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sparse_attention: SparseAttentionConfig = SparseAttentionConfig()
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who guesses how answers go on, so that a step gives several tokens (docs/speculation.md).
+
+    method: None is `draft` if there is a `model`, a smaller one of the same vocabulary (a path), and else nobody. num_speculative_tokens:
+    of a draft at most. acceptance_threshold: share of drafted tokens that must be right for an answer to get more of them. verify:
+    `coupled` never changes an answer; `rejection` takes more of a draft model's tokens at a temperature, and answers differ from those
+    without a draft, though their distribution does not.
+    """
+
+    method: Literal["draft", "ngram", "suffix", "combined", "none"] | None = None
+    model: str | None = None
+    num_speculative_tokens: int = 8
+    acceptance_threshold: float = 0.0
+    verify: Literal["coupled", "rejection"] = "coupled"
+
+    @property
+    def chosen(self) -> Literal["draft", "ngram", "suffix", "combined", "none"]:
+        if self.method is not None:
+            return self.method
+        return "none" if self.model is None else "draft"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFT:
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens is {self.num_speculative_tokens}, but must be between 1 and {MAX_DRAFT}",
+                param="num_speculative_tokens",
+            )
+        if not 0 <= self.acceptance_threshold <= 1:
+            raise ConfigError(
+                f"speculative_config: acceptance_threshold is {self.acceptance_threshold}, but must be between 0 and 1",
+                param="acceptance_threshold",
+            )
+        if self.method == "draft" and self.model is None:
+            raise ConfigError("speculative_config: method draft needs a model: name one, or choose ngram or suffix", param="model")
+        if self.model is not None and self.method not in (None, "draft", "combined"):
+            raise ConfigError(
+                f"speculative_config: method {self.method} has no use for a model: leave one of them out, or choose combined", param="model"
+            )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that an engine needs to be built.
 
@@ -146,6 +188,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_manager_config: BlockManagerConfig = BlockManagerConfig()
     kv_cache_config: KVCacheConfig = KVCacheConfig()
     attention_config: AttentionConfig = AttentionConfig()
+    speculative_config: SpeculativeConfig = SpeculativeConfig()
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
@@ -173,7 +216,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _UNAVAILABLE: dict[str, str] = {
-    "speculative_config": "speculative decoding is not built yet: leave it out",
     "kv_transfer_config": "prefill/decode separation is not built yet: leave it out",
     "scheduler": "choosing a scheduler is not built yet: leave it out",
 }
@@ -189,6 +231,8 @@ def _refuse_known_but_unavailable(settings: dict[str, Any]) -> None:
         if settings.get(name) is not None:
             raise NotBuiltYet(f"{name}: {why}", param=name)
         settings.pop(name, None)
+    if settings.get("speculative_config", ...) is None:
+        del settings["speculative_config"]
     if settings.get("dtype") == "auto":
         del settings["dtype"]
     for name, why in _REFUSED.items():

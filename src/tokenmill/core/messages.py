@@ -66,6 +66,8 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     """The position from which on the sequence has not seen all its keys and values, because its KV budget ran low."""
     dropped_tokens: int = 0
     """Positions that some KV head no longer has for that reason."""
+    drafted: int = 0
+    """Length of the draft that the step verified. What was right of it are all of `tokens` but the last."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):

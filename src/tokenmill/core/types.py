@@ -141,6 +141,30 @@ class KVUsage(msgspec.Struct, frozen=True):
         return cls(format, min(first for first, _ in choices), sum(dropped for _, dropped in choices))
 
 
+class Speculation(msgspec.Struct):
+    """What was drafted, and what of it was right. drafts: steps of a sequence that verified one. drafted, accepted: by position in the
+    draft, tokens that were verified, and that were right."""
+
+    drafts: int = 0
+    drafted: list[int] = []
+    accepted: list[int] = []
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per step that verified a draft, the step's own one included; 0 without drafts."""
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else 0.0
+
+    def add(self, length: int, accepted: int) -> None:
+        """One more draft, of `length` tokens."""
+        self.drafts += 1
+        missing = length - len(self.drafted)
+        self.drafted += [0] * missing
+        self.accepted += [0] * missing
+        for position in range(length):
+            self.drafted[position] += 1
+            self.accepted[position] += position < accepted
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, in nats, of the model's own distribution (before bias and filters).
 

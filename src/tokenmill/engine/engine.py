@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.limits import room_after
@@ -14,6 +16,7 @@ from tokenmill.sampling.sampler import NO_TOKEN
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
+from tokenmill.speculate.speculator import Speculator
 
 
 class Engine:
@@ -25,18 +28,27 @@ class Engine:
     """
 
     def __init__(
-        self, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Clock, budget: RequestBudget, check_when_idle: bool = False
+        self,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        budget: RequestBudget,
+        speculator: Speculator | None = None,
+        check_when_idle: bool = False,
     ) -> None:
-        """budget: what the KV of a request may take. check_when_idle: find the owner of every frame from scratch whenever the last
-        sequence has ended."""
+        """budget: what the KV of a request may take. speculator: who drafts, if anybody does. check_when_idle: find the owner
+        of every frame from scratch whenever the last sequence has ended."""
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._budget = budget
+        self._speculator = speculator
         self._check_when_idle = check_when_idle
         self._generations: dict[Sequence, Generation] = {}
         self._flight: Flight | None = None
+        self._started = 0.0  # when the step in flight was
         self._outputs: list[SequenceOutput] = []  # of finished steps and ended sequences, still to be told
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -81,7 +93,7 @@ class Engine:
         """End a request, or one choice of it, now: its last output comes with the next step, and what a step in flight computes
         of it is dropped. What is unknown or over is ignored."""
         for sequence in self._scheduler.abort(request_id, choice):
-            del self._generations[sequence]
+            self._forget(sequence)
             self._outputs.append(self._output(sequence, [], finish_reason=reason))
         self._rest()
 
@@ -108,8 +120,11 @@ class Engine:
     def start_step(self) -> None:
         """The second half of `step`. Nothing may be in flight."""
         assert self._flight is None, "a step is finished before the next one is started"
+        if self._speculator is not None:
+            self._speculator.draft(self._scheduler.decoding(), lambda s: self._generations[s].sampler, self._scheduler.lend)
         step = self._scheduler.schedule(self._clock.now())
         if step is not None:
+            self._started = self._clock.now()
             self._flight = self._runner.start(step)
         self._rest()
 
@@ -158,8 +173,12 @@ class Engine:
             return
         flight, self._flight = self._flight, None  # also when it fails
         result = self._runner.finish(flight, self._generations)
+        for sequence, tokens in result.tokens.items():
+            del tokens[self._length(sequence, tokens) :]
         self._scheduler.commit(flight.step, result.tokens, result.weights)
-        self._commit(result)
+        if self._speculator is not None:
+            self._speculator.learn(flight.step, result.tokens, self._clock.now() - self._started)
+        self._commit(result, {work.sequence: len(work.draft) for work in flight.step if work.draft})
         self._steps += 1
 
     def _told(self) -> list[SequenceOutput]:
@@ -179,37 +198,51 @@ class Engine:
             if not 0 <= token < self.info.vocab_size:
                 raise InvalidRequest(f"the prompt holds token id {token}, but ids lie in [0, {self.info.vocab_size})", param="prompt")
 
-    def _commit(self, result: StepResult) -> None:
-        """Tell what came out of a step, and end the sequences that are over."""
+    def _commit(self, result: StepResult, drafted: Mapping[Sequence, int]) -> None:
+        """Tell what came out of a step, and end the sequences that are over. drafted: lengths of the drafts that it verified."""
         for sequence, found in result.prompt.items():
             self._generations[sequence].prompt_logprobs.update(found)
-        for sequence, token in result.tokens.items():
-            broken = token == NO_TOKEN
-            output = self._output(sequence, [], FinishReason.BROKEN) if broken else self._extend(sequence, token, result)
+        for sequence, tokens in result.tokens.items():
+            output = self._extend(sequence, tokens, result)
+            output.drafted = drafted.get(sequence, 0)
             if output.finish_reason is not None:
                 self._scheduler.finish(sequence)
-                del self._generations[sequence]
+                self._forget(sequence)
             self._outputs.append(output)
             self._generation_tokens += len(output.tokens)
 
-    def _extend(self, sequence: Sequence, token: int, result: StepResult) -> SequenceOutput:
-        """What a sequence's new token is, and whether it is the last."""
+    def _length(self, sequence: Sequence, tokens: list[int]) -> int:
+        """How many of the tokens are left if the sequence ends at the first that ends it."""
+        ends = self._generations[sequence].ends
+        return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+    def _extend(self, sequence: Sequence, tokens: list[int], result: StepResult) -> SequenceOutput:
+        """What a sequence's new tokens are, and whether they are the last."""
         generation = self._generations[sequence]
-        generation.sampler.observe(token)
-        output = self._output(sequence, [token])
-        if sequence in result.logprobs:
-            output.logprobs = [result.logprobs[sequence]]
-        if sequence.params.prompt_logprobs is not None and sequence.n_output == 1:
+        broken = tokens[-1] == NO_TOKEN
+        output = self._output(sequence, tokens[:-1] if broken else tokens)
+        for token in output.tokens:
+            generation.sampler.observe(token)
+        if output.tokens and sequence in result.logprobs:
+            output.logprobs = result.logprobs[sequence][: len(output.tokens)]
+        if sequence.params.prompt_logprobs is not None and sequence.n_output == len(tokens):
             found = generation.prompt_logprobs
             output.prompt_logprobs = [None, *(found[p] for p in range(1, sequence.prompt_len))]
-        if token in generation.ends:
-            output.finish_reason, output.stop_token = FinishReason.STOP, token
+        if broken:
+            output.finish_reason = FinishReason.BROKEN
+        elif tokens[-1] in generation.ends:
+            output.finish_reason, output.stop_token = FinishReason.STOP, tokens[-1]
         elif sequence.n_output == sequence.params.max_tokens:
             output.finish_reason = FinishReason.LENGTH
         elif sequence.over_budget:
             output.finish_reason = FinishReason.KV_BUDGET
             self._over_budget += 1
         return output
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._generations[sequence]
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(

@@ -30,30 +30,38 @@ MAX_OUTPUTS = 64
 
 @dataclass(slots=True)
 class StepResult:
-    """tokens: the new token of each sequence that sampled, or `NO_TOKEN`. logprobs: of those that asked. prompt: log-probabilities of
+    """tokens: the new tokens of each sequence that sampled, the last of which may be `NO_TOKEN`. logprobs: theirs, of sequences that
+    asked. prompt: log-probabilities of
     prompt tokens by position. weights: of sequences whose work weighs, the attention that each frame of positions got in all groups
     that keep everything, int64."""
 
-    tokens: dict[Sequence, int] = field(default_factory=dict)
-    logprobs: dict[Sequence, TokenLogprobs] = field(default_factory=dict)
+    tokens: dict[Sequence, list[int]] = field(default_factory=dict)
+    logprobs: dict[Sequence, list[TokenLogprobs]] = field(default_factory=dict)
     prompt: dict[Sequence, dict[int, TokenLogprobs]] = field(default_factory=dict)
     weights: dict[Sequence, Weights] = field(default_factory=dict)
 
 
 class Wanted(NamedTuple):
-    """A row whose logits are wanted: to sample from, or (token given) to say how likely that prompt token was."""
+    """A row whose logits are wanted: to sample from, with those after it that verify the draft, or (token given) to say how likely
+    that prompt token was."""
 
     row: int
     sequence: Sequence
     position: int
     token: int | None
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> range:
+        return range(self.row, self.row + 1 + len(self.draft))
 
 
 class Flight(NamedTuple):
     """A step that has been started and not finished."""
 
     step: Step
-    wanted: list[Wanted]
+    wanted: list[list[Wanted]]
+    """In groups of at most `MAX_OUTPUTS` rows."""
     weights: dict[Sequence, Weights]
     """Of those that weigh: int64 [pairs, frames], as the kernels fill them."""
 
@@ -88,58 +96,79 @@ class Runner:
         """
         logits = self._tape.finish()
         result = StepResult(weights={sequence: found[self._keeping].sum(axis=0) for sequence, found in flight.weights.items()})
-        wanted = flight.wanted
-        for at in range(0, len(wanted), MAX_OUTPUTS):
-            group = wanted[at : at + MAX_OUTPUTS]
+        for at, group in enumerate(flight.wanted):
             if at:
-                logits = self._tape.rerun(array("i", [w.row for w in group]))
+                logits = self._tape.rerun(_rows(group))
             self._read(logits, group, generations, result)
         return result
 
-    def _arrange(self, step: Step) -> tuple[Batch, list[Wanted], dict[Sequence, Weights]]:
+    def _arrange(self, step: Step) -> tuple[Batch, list[list[Wanted]], dict[Sequence, Weights]]:
         tokens = array("i")
         weights: dict[Sequence, Weights] = {}
         segments: list[Segment] = []
         wanted: list[Wanted] = []
-        for sequence, start, n_tokens, samples, sparse, weighs in step:
+        for sequence, start, n_tokens, samples, sparse, weighs, draft in step:
             row = len(tokens)
             tokens.extend(sequence.token_ids[start : start + n_tokens])
+            tokens.extend(draft)
             pages = tuple(Pages(table.first, table.starts) for table in self._kv.tables(sequence.id))
-            segments.append(Segment(row, n_tokens, start, pages, sparse, len(weights) if weighs else -1))
+            segments.append(Segment(row, n_tokens + len(draft), start, pages, sparse, len(weights) if weighs else -1))
             if weighs:
                 weights[sequence] = np.zeros((self._pairs, frames_for(start + n_tokens)), np.int64)
             if sequence.params.prompt_logprobs is not None:
                 last = min(start + n_tokens, sequence.prompt_len - 1)
                 wanted += [Wanted(row + p - start, sequence, p + 1, sequence.token_ids[p + 1]) for p in range(start, last)]
             if samples:
-                wanted.append(Wanted(row + n_tokens - 1, sequence, start + n_tokens, None))
-        outputs = array("i", [w.row for w in wanted[:MAX_OUTPUTS]])
-        return Batch(tokens, segments, outputs, tuple(weights.values())), wanted, weights
+                wanted.append(Wanted(row + n_tokens - 1, sequence, start + n_tokens, None, draft))
+        groups = _grouped(wanted)
+        outputs = _rows(groups[0]) if groups else array("i")
+        return Batch(tokens, segments, outputs, tuple(weights.values())), groups, weights
 
     def _read(self, logits: F32, group: list[Wanted], generations: Generations, result: StepResult) -> None:
         """`group` are the rows that `logits` has."""
         draws: list[Draw] = []
         drawing: list[Sequence] = []
-        for i, (_, sequence, position, token) in enumerate(group):
+        row = 0
+        for _, sequence, position, token, draft in group:
             if token is None and sequence in generations:
-                draws.append(Draw(i, generations[sequence].sampler, position))
+                draws.append(Draw(row, generations[sequence].sampler, position, draft))
                 drawing.append(sequence)
+            row += 1 + len(draft)
         if draws:
             result.tokens.update(zip(drawing, self._sampler.sample(logits, draws), strict=True))
         questions: list[Question] = []
         asking: list[Wanted] = []
-        for i, w in enumerate(group):
+        row = 0
+        for w in group:
             params = w.sequence.params
             top = params.logprobs if w.token is None else params.prompt_logprobs
             if top is not None and w.sequence in generations:
-                token = result.tokens[w.sequence] if w.token is None else w.token
-                if token != NO_TOKEN:
-                    questions.append(Question(i, token, min(top, self._vocab)))
-                    asking.append(w)
+                tokens = result.tokens[w.sequence] if w.token is None else [w.token]
+                told = [Question(row + i, token, min(top, self._vocab)) for i, token in enumerate(tokens) if token != NO_TOKEN]
+                questions += told
+                asking += [w] * len(told)
+            row += 1 + len(w.draft)
         if not questions:
             return
         for w, answer in zip(asking, self._sampler.likelihoods(logits, questions), strict=True):
             if w.token is None:
-                result.logprobs[w.sequence] = answer
+                result.logprobs.setdefault(w.sequence, []).append(answer)
             else:
                 result.prompt.setdefault(w.sequence, {})[w.position] = answer
+
+
+def _grouped(wanted: list[Wanted]) -> list[list[Wanted]]:
+    """Cut where the next one's rows are too many for a group."""
+    groups: list[list[Wanted]] = []
+    room = 0
+    for w in wanted:
+        if len(w.rows) > room:
+            groups.append([])
+            room = MAX_OUTPUTS
+        groups[-1].append(w)
+        room -= len(w.rows)
+    return groups
+
+
+def _rows(group: list[Wanted]) -> array[int]:
+    return array("i", [row for w in group for row in w.rows])

@@ -12,6 +12,7 @@ Order of service is (priority, arrival). The rules, and why no sequence waits fo
   passed over: one whose next prefix frame is just being computed by a running prefill ahead of it. It gets
   that work for free by waiting, never later than it could have done it itself, since the leader is served first;
   and as it is asked anew each step, nothing is stuck when the leader is aborted or preempted.
+- Drafts of decoding sequences are verified with the rows that the rest of the step leaves, in frames that were lent for them.
 - When growth finds no frames, the last in order is preempted, whoever needs the frame; in such a step nobody is
   admitted. The first in order is thus never preempted, and finishes. A waiting sequence takes the place of running
   ones only if its priority is strictly higher, and nobody behind them is admitted in their stead.
@@ -70,7 +71,7 @@ class KVView(Protocol):
 class Work(NamedTuple):
     """Compute positions [start, start + n_tokens) of a sequence; `samples` when that reaches its target, so that
     its last row yields a token. sparse: its streaming KV groups see sinks and recent positions only. weighs: the attention
-    weights of these rows are wanted."""
+    weights of these rows are wanted. draft: tokens for the positions that follow, to be verified: as many more rows."""
 
     sequence: Sequence
     start: int
@@ -78,6 +79,7 @@ class Work(NamedTuple):
     samples: bool
     sparse: bool = False
     weighs: bool = False
+    draft: tuple[int, ...] = ()
 
 
 class Reservation(NamedTuple):
@@ -107,6 +109,7 @@ def plan(waiting: Iterable[Sequence], running: Iterable[Sequence], limits: Limit
     planner.grow()
     planner.decode()
     planner.prefill(waiting)
+    planner.speculate()
     return planner.plan
 
 
@@ -180,6 +183,19 @@ class _Planner:
         if self.plan.preempt:  # the last in order, so that no one else's share of the budget changes
             self.plan.work = [work for work in self.plan.work if work.sequence not in self.plan.preempt]
             self.plan.reserve = [wish for wish in self.plan.reserve if wish.sequence not in self.plan.preempt]
+
+    def speculate(self) -> None:
+        """Add drafts, in order, as far as rows are left and frames are there."""
+        for at, work in enumerate(self.plan.work):
+            sequence = work.sequence
+            if not sequence.draft:
+                continue
+            assert work.start + work.n_tokens == sequence.target, "a draft goes on from the newest token"
+            room = min(self.budget, self.kv.covered(sequence.id) - sequence.target)
+            if room > 0:
+                draft = sequence.draft[:room]
+                self.budget -= len(draft)
+                self.plan.work[at] = work._replace(draft=draft)
 
     def _share(self, left: int) -> int:
         """How many of `left` prompt tokens the budget grants."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
@@ -37,6 +38,8 @@ class Scheduler:
         self._waiting = SequenceQueue()
         self._running = SequenceQueue()
         self._requests: dict[str, dict[int, Sequence]] = {}
+        self._lent: dict[Sequence, int] = {}
+        """Sequences that got frames for a draft, and the positions that they had frames for before."""
 
     @property
     def has_work(self) -> bool:
@@ -49,6 +52,10 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
+
+    def decoding(self) -> list[Sequence]:
+        """Running sequences that have only their newest token to compute, in order of service."""
+        return [sequence for sequence in self._running if sequence.target - sequence.computed == 1]
 
     def serves(self, request_id: str) -> bool:
         """Whether a sequence of that request is queued."""
@@ -89,11 +96,28 @@ class Scheduler:
         if not choices:
             del self._requests[sequence.request_id]
 
+    def lend(self, sequence: Sequence, wanted: int) -> int:
+        """Frames for a draft of `wanted` tokens of a sequence that is `decoding`, if there are any to spare; returns for how many
+        tokens there are. They go back when the step is committed, unless a token has come to need them."""
+        target, covered = sequence.target, self.kv.covered(sequence.id)
+        end = target + min(wanted, sequence.draft_room)
+        if end > covered:
+            rest = self.n_running * self.kv.n_groups
+            if self.n_waiting or self.kv.missing(sequence.id, end, end) > self.kv.available - rest:
+                end = covered
+            else:
+                self.kv.reserve(sequence.id, end, end, self.kv.n_frames if sequence.ladder is not None else rest)
+                self._lent.setdefault(sequence, covered)
+        return max(0, end - target)
+
     def schedule(self, now: float) -> Step | None:
         """Plan the next step at time `now` and give each sequence in it its frames. None when there is nothing to do."""
         if not self.has_work:
             return None
         decision = plan(self._waiting, self._running, self.limits, self.kv)
+        if decision.preempt and self._lent:
+            self._take_back()
+            decision = plan(self._waiting, self._running, self.limits, self.kv)
         for sequence in decision.preempt:
             self._stop(sequence)
             sequence.restart()
@@ -105,24 +129,31 @@ class Scheduler:
         assert decision.work, "sequences are queued, but none can run"
         return decision.work
 
-    def commit(self, step: Step, sampled: Mapping[Sequence, int], weights: Mapping[Sequence, Weights] = MappingProxyType({})) -> None:
-        """The step is computed. sampled: the new token of each sequence whose work says `samples`. weights: of each whose work
-        says `weighs`, the attention that its rows of this step gave to each frame of positions, in groups that keep everything.
+    def commit(
+        self, step: Step, sampled: Mapping[Sequence, Ordered[int]], weights: Mapping[Sequence, Weights] = MappingProxyType({})
+    ) -> None:
+        """The step is computed. sampled: the new tokens of each sequence whose work says `samples`: tokens of its draft that are
+        right, and one more. weights: of each whose work says `weighs`, the attention that its rows of this step gave to each frame
+        of positions, in groups that keep everything.
 
         Sequences that ended since `schedule` are passed over. One that is `over_budget` now is to be finished.
         """
-        for sequence, start, n_tokens, samples, _, weighs in step:
+        for sequence, start, n_tokens, samples, _, weighs, _ in step:
+            sequence.draft = ()
+            covered = self._lent.pop(sequence, None)
             if not sequence.running:
                 continue
             assert sequence.computed == start, f"{sequence.id} has {sequence.computed} computed tokens, its work starts at {start}"
-            sequence.computed = start + n_tokens
+            new = sampled[sequence] if samples else ()
+            sequence.token_ids.extend(new)
+            sequence.computed = start + n_tokens + max(0, len(new) - 1)
             self.kv.commit(sequence.id, sequence.token_ids, sequence.computed)
             if sequence.ladder is not None:
                 if weighs:
                     sequence.weigh(weights[sequence])
                 self._climb(sequence)
-            if samples:
-                sequence.token_ids.append(sampled[sequence])
+            if covered is not None and sequence.target <= covered:
+                self.kv.truncate(sequence.id, covered)
 
     def check_integrity(self) -> None:
         """Compare queues, index and KV tables, and check the KV manager; raises AssertionError."""
@@ -155,6 +186,14 @@ class Scheduler:
         self._running.remove(sequence)
         sequence.running = False
         self.kv.release(sequence.id)
+
+    def _take_back(self) -> None:
+        """Nobody is preempted for a draft."""
+        for sequence, covered in self._lent.items():
+            if sequence.running:
+                sequence.draft = ()
+                self.kv.truncate(sequence.id, covered)
+        self._lent.clear()
 
     def _reserve(self, wishes: list[Reservation]) -> None:
         """A sequence with a budget takes no larger pages than it needs; others leave a frame per running sequence and group."""

@@ -29,6 +29,7 @@ class Sequence:
     scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
     has not seen everything. dropped_tokens: positions that some KV group no longer has. weights: of frames, as gathered so far for the
     next point. All these go back to nothing with preemption.
+    draft: tokens that somebody expects from `target` on, for the next step to verify as far as it has room.
     finish_reason, stop_token: set by whoever ends the sequence.
     """
 
@@ -52,6 +53,7 @@ class Sequence:
     sparsified_from: int | None = field(default=None, init=False)
     dropped_tokens: int = field(default=0, init=False)
     weights: Weights | None = field(default=None, init=False)
+    draft: tuple[int, ...] = field(default=(), init=False)
     cached_tokens: int = field(default=0, init=False)
     first_scheduled: float | None = field(default=None, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -99,6 +101,21 @@ class Sequence:
         return None if first is None else first.point - (WEIGHED if first.weighs else FRAME)
 
     @property
+    def draft_room(self) -> int:
+        """How many tokens beyond its newest one the next step may compute, if that is the only one left: no more than may be put out
+        beside the token that the step samples, than its budget has room for, and none at a point or where attention is weighed."""
+        assert self.params.max_tokens is not None
+        room = self.params.max_tokens - self.n_output - 1
+        if self.ladder is None:
+            return room
+        target, rung = self.target, self.rung
+        if rung is not None:
+            room = min(room, rung.point - (WEIGHED if rung.weighs else 0) - target)
+        while room > 0 and not self.ladder.fits(target + room):
+            room -= 1
+        return max(0, room)
+
+    @property
     def shareable(self) -> int:
         """How many of its tokens others may come to share: what it computes beyond its first point never enters the prefix cache."""
         first = None if self.ladder is None else self.ladder.rung(0)
@@ -131,3 +148,4 @@ class Sequence:
         """Nothing is computed any more."""
         self.computed = self.climbed = self.dropped_tokens = 0
         self.sparsified_from = self.weights = None
+        self.draft = ()

@@ -1,0 +1,51 @@
+"""What a step costs by its number of rows, on this machine, as measured while serving."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+SLOPE = 0.2
+"""A row more, in units of a step of one row, where nothing is measured yet."""
+
+WEIGHT = 1 / 8
+"""Of a new measurement against what is known."""
+
+OUTLIER = 2.0
+"""A step that took so many times what is known was disturbed, and counts as this many times."""
+
+
+class StepCosts:
+    """Seconds of decode steps by rows: a moving average for each number that occurred, lines between them, and the usual shape
+    beyond."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._rows: list[int] = []  # ascending
+
+    @property
+    def known(self) -> bool:
+        return bool(self._rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        before = self._seconds.get(rows)
+        if before is None:
+            insort(self._rows, rows)
+            self._seconds[rows] = seconds
+        else:
+            self._seconds[rows] = before + WEIGHT * (min(seconds, OUTLIER * before) - before)
+
+    def seconds(self, rows: int) -> float:
+        """Expected of a step with so many rows; something must be known."""
+        if rows in self._seconds:
+            return self._seconds[rows]
+        at = bisect_left(self._rows, rows)
+        if at == 0 or at == len(self._rows):
+            near = self._rows[0 if at == 0 else -1]
+            return self._seconds[near] * _shape(rows) / _shape(near)
+        low, high = self._rows[at - 1], self._rows[at]
+        share = (rows - low) / (high - low)
+        return (1 - share) * self._seconds[low] + share * self._seconds[high]
+
+
+def _shape(rows: int) -> float:
+    return 1 + SLOPE * (rows - 1)

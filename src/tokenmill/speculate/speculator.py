@@ -1,0 +1,111 @@
+"""Drafts for the sequences of a step, and what their verification teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from tokenmill.core.types import Speculation
+from tokenmill.sampling.state import SamplerState
+from tokenmill.scheduler.scheduler import Step
+from tokenmill.scheduler.sequence import Sequence
+from tokenmill.speculate.costs import StepCosts
+from tokenmill.speculate.lengths import choose_lengths
+from tokenmill.speculate.proposer import Proposer, Wish, Worth
+
+MARGIN = 0.02
+"""Drafts must promise so much more tokens per second than none do."""
+
+MEMORY = 0.97
+"""What a step leaves of earlier experience with a sequence's drafts: some thirty steps count."""
+
+ENOUGH = 8.0
+"""Drafted tokens that must have been tried before a sequence gets no more of them."""
+
+
+@dataclass(slots=True)
+class Record:
+    """Of a sequence's drafted tokens whose predecessors were right: how many were tried, and right. Both fade, so that a sequence
+    that gets no more drafts is tried again some time."""
+
+    tried: float = 0.0
+    right: float = 0.0
+
+    def fails(self, threshold: float) -> bool:
+        return self.tried >= ENOUGH and self.right < threshold * self.tried
+
+    def fade(self) -> None:
+        self.tried *= MEMORY
+        self.right *= MEMORY
+
+    def add(self, length: int, accepted: int) -> None:
+        self.tried += min(accepted + 1, length)
+        self.right += accepted
+
+
+class Speculator:
+    """Asks one proposer, and gives each sequence as much of its draft as pays.
+
+    most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them.
+    total: what was drafted since the start.
+    """
+
+    def __init__(self, proposer: Proposer, most: int, threshold: float) -> None:
+        self.total = Speculation()
+        self._proposer = proposer
+        self._most = most
+        self._threshold = threshold
+        self._costs = StepCosts()
+        self._records: dict[Sequence, Record] = {}
+
+    @property
+    def name(self) -> str:
+        """The proposer's."""
+        return self._proposer.name
+
+    def draft(self, sequences: Ordered[Sequence], state: Callable[[Sequence], SamplerState], lend: Callable[[Sequence, int], int]) -> None:
+        """Give each a draft, maybe an empty one. They have only their newest token to compute; nothing is in flight.
+
+        state: how a sequence is sampled. lend: gets a sequence frames for so many tokens of a draft, and says for how many.
+        """
+        rows, seconds = len(sequences), self._costs.seconds
+        if not rows or not self._costs.known:
+            return
+        rooms = [self._room(s) for s in sequences]
+        if self._proposer.writes:
+            rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
+        wishes = [
+            Wish(s.id, s.token_ids, s.prompt_len, room, s.draft_room, s.cache_salt, state(s)) for s, room in zip(sequences, rooms, strict=True)
+        ]
+        plain = seconds(rows)
+        worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
+        drafts = self._proposer.propose(wishes, worth)
+        lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
+        for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
+            sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
+
+    def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
+        """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
+        if all(work.samples and work.n_tokens == 1 for work in step):
+            self._costs.observe(sum(1 + len(work.draft) for work in step), seconds)
+        for work in step:
+            if not work.samples or work.sequence not in tokens:
+                continue
+            record = self._records.setdefault(work.sequence, Record())
+            record.fade()
+            if work.draft:
+                accepted = len(tokens[work.sequence]) - 1
+                record.add(len(work.draft), accepted)
+                self.total.add(len(work.draft), accepted)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is over."""
+        self._proposer.forget(sequence.id)
+        self._records.pop(sequence, None)
+
+    def _room(self, sequence: Sequence) -> int:
+        record = self._records.get(sequence)
+        if record is not None and record.fails(self._threshold):
+            return 0
+        return min(self._most, sequence.draft_room)
