@@ -125,7 +125,7 @@ class Runner:
                 draws.append(Draw(i, generations[sequence].sampler, position))
                 drawing.append(sequence)
         if draws:
-            result.tokens.update(zip(drawing, self._sampler.sample(logits, draws), strict=True))
+            result.tokens.update((s, tokens[0]) for s, tokens in zip(drawing, self._sampler.sample(logits, draws), strict=True))
         questions: list[Question] = []
         asking: list[Wanted] = []
         for i, w in enumerate(group):
