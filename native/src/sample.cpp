@@ -15,9 +15,9 @@ constexpr double kLog2e = 1.44269504088896340736;
 // Philox4x32-10 (Salmon et al. 2011): four random words for a counter under a key.
 struct Words { uint32_t w[4]; };
 
-inline Words philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2) {
+inline Words philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-    uint32_t x0 = c0, x1 = c1, x2 = c2, x3 = 0;
+    uint32_t x0 = c0, x1 = c1, x2 = c2, x3 = c3;
     for (int round = 0; round < 10; ++round) {
         const uint64_t a = uint64_t(0xD2511F53u) * x0, b = uint64_t(0xCD9E8D57u) * x2;
         x0 = uint32_t(b >> 32) ^ x1 ^ k0;
@@ -51,10 +51,9 @@ double power_of_two(double x) {
     return std::ldexp(sum, int(n));
 }
 
-double gumbel_of(uint32_t word) {
-    const double u = (double(word) + 0.5) * 0x1p-32;
-    return -natural_log(-natural_log(u));
-}
+double uniform_of(uint32_t word) { return (double(word) + 0.5) * 0x1p-32; }
+
+double gumbel_of(uint32_t word) { return -natural_log(-natural_log(uniform_of(word))); }
 
 // The order of tokens: larger value first, NaN last, ties to the lower id. An order for all values, without which sorting has no bounds.
 struct Better {
@@ -132,7 +131,7 @@ int32_t draw(const float* z, const SampleRow& how, std::span<const int32_t> toke
     double best = -std::numeric_limits<double>::infinity();
     int32_t winner = tokens[0];
     for (int32_t t : tokens) {
-        const double score = double(z[t]) / how.temperature + gumbel(how.seed, how.choice, how.position, t);
+        const double score = double(z[t]) / how.temperature + gumbel(how.seed, how.choice, how.position, t, how.stream);
         if (score > best || (score == best && t < winner)) { best = score; winner = t; }
     }
     return winner;
@@ -142,7 +141,7 @@ int32_t draw(const float* z, const SampleRow& how, std::span<const int32_t> toke
 // 1 - u < exp(-d) (as exp(-x) >= 1 - x); nearly all are told apart by that, and only the rest cost two logarithms.
 int32_t draw_all(const Kernels& k, const float* z, int n, float high, const SampleRow& how) {
     int32_t winner = argmax(z, n, high);
-    double best = double(z[winner]) / how.temperature + gumbel(how.seed, how.choice, how.position, winner);
+    double best = double(z[winner]) / how.temperature + gumbel(how.seed, how.choice, how.position, winner, how.stream);
     const float inverse = float(kLog2e / how.temperature);
     constexpr int kChunk = 1024;
     alignas(64) float chance[kChunk];
@@ -155,9 +154,9 @@ int32_t draw_all(const Kernels& k, const float* z, int n, float high, const Samp
             float most = 0.0f;
             for (int j = 0; j < quad; ++j) most = std::max(most, chance[i + j]);
             if (!(most > 0x1p-34f)) continue;
-            const Words words = philox(how.seed, uint32_t(at + i) / 4, how.position, how.choice);
+            const Words words = philox(how.seed, uint32_t(at + i) / 4, how.position, how.choice, how.stream);
             for (int j = 0; j < quad; ++j) {
-                const float left = float((double(~words.w[j]) + 0.5) * 0x1p-32);   // 1 - u
+                const float left = float(uniform_of(~words.w[j]));   // 1 - u
                 if (left > chance[i + j]) continue;
                 const int32_t t = at + i + j;
                 const double score = double(z[t]) / how.temperature + gumbel_of(words.w[j]);
@@ -168,10 +167,31 @@ int32_t draw_all(const Kernels& k, const float* z, int n, float high, const Samp
     return winner;
 }
 
+// The row after penalties, bias and bans, and its maximum; nullptr for one without a finite maximum.
+const float* edited(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch, float& high) {
+    high = k.row_max(logits, n);
+    if (!std::isfinite(high)) return nullptr;
+    if (how.seen.empty() && how.bias.empty() && how.banned.empty()) return logits;
+    scratch.z.assign(logits, logits + n);
+    edit(scratch.z.data(), how);
+    high = k.row_max(scratch.z.data(), n);
+    return scratch.z.data();
+}
+
+bool filters(const SampleRow& how) { return how.top_k > 0 || how.top_p < 1.0 || how.min_p > 0.0; }
+
+inline uint32_t word_of(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token, uint32_t stream) {
+    return philox(seed, token / 4, position, choice, stream).w[token % 4];
+}
+
 }  // namespace
 
-double gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token) {
-    return gumbel_of(philox(seed, token / 4, position, choice).w[token % 4]);
+double gumbel(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token, uint32_t stream) {
+    return gumbel_of(word_of(seed, choice, position, token, stream));
+}
+
+double uniform(uint64_t seed, uint32_t choice, uint32_t position, uint32_t token, uint32_t stream) {
+    return uniform_of(word_of(seed, choice, position, token, stream));
 }
 
 SampleState::SampleState(const SampleSettings& how, std::vector<int32_t> bias, std::vector<float> bias_value, std::vector<int32_t> ends, std::span<const int32_t> prompt)
@@ -182,15 +202,33 @@ SampleState::SampleState(const SampleSettings& how, std::vector<int32_t> bias, s
         for (int32_t token : ends_) note(token);
     if (how_.repetition != 1.0f)   // the other penalties count output only
         for (int32_t token : prompt) see(token, 0);
+    given_ = seen_.size();
 }
 
 void SampleState::observe(int32_t token) {
     ++made_;
-    if (how_.repetition != 1.0f || how_.presence != 0.0f || how_.frequency != 0.0f) see(token, 1);
+    if (counts()) see(token, 1);
 }
 
-SampleRow SampleState::row(int row, uint32_t position) const {
-    return {row, how_.temperature, how_.top_k, how_.top_p, how_.min_p, how_.repetition, how_.presence, how_.frequency, how_.seed, how_.choice, position,
+void SampleState::retract(int32_t token) {
+    const auto found = place_.find(token);
+    if (made_ == 0 || (counts() && (found == place_.end() || seen_count_[found->second] == 0)))
+        throw std::invalid_argument("[sample] token " + std::to_string(token) + " was not observed");
+    --made_;
+    if (!counts()) return;
+    const size_t place = found->second;
+    if (--seen_count_[place] > 0 || place < given_) return;
+    // The newest takes its place: usually it is the newest.
+    place_[seen_.back()] = place;
+    seen_[place] = seen_.back();
+    seen_count_[place] = seen_count_.back();
+    place_.erase(token);
+    seen_.pop_back();
+    seen_count_.pop_back();
+}
+
+SampleRow SampleState::row(uint32_t position, uint32_t stream) const {
+    return {how_.temperature, how_.top_k, how_.top_p, how_.min_p, how_.repetition, how_.presence, how_.frequency, how_.seed, how_.choice, position, stream,
             seen_, seen_count_, bias_, bias_value_, std::span(ends_).first(made_ < how_.min_tokens ? ends_.size() : 0)};
 }
 
@@ -215,19 +253,39 @@ void SampleState::note(int32_t token) {
 }
 
 int32_t sample_row(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch) {
-    float high = k.row_max(logits, n);
-    if (!std::isfinite(high)) return kNoToken;
-    const float* z = logits;
-    if (!how.seen.empty() || !how.bias.empty() || !how.banned.empty()) {
-        scratch.z.assign(logits, logits + n);
-        edit(scratch.z.data(), how);
-        z = scratch.z.data();
-        high = k.row_max(z, n);
-    }
+    float high;
+    const float* z = edited(k, logits, n, how, scratch, high);
+    if (!z) return kNoToken;
     if (how.temperature == 0.0) return argmax(z, n, high);
-    if (how.top_k == 0 && how.top_p >= 1.0 && how.min_p == 0.0) return draw_all(k, z, n, high, how);
+    if (!filters(how)) return draw_all(k, z, n, high, how);
     filter(z, n, how, scratch.kept);
     return draw(z, how, scratch.kept);
+}
+
+bool probabilities(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch, std::vector<float>& out) {
+    float high;
+    const float* z = edited(k, logits, n, how, scratch, high);
+    out.assign(n, 0.0f);
+    if (!z) return false;
+    if (!std::isfinite(high)) {   // bias and bans leave one token that is drawn
+        out[argmax(z, n, high)] = 1.0f;
+        return true;
+    }
+    if (filters(how)) {
+        filter(z, n, how, scratch.kept);
+        for (int32_t t : scratch.kept) out[t] = float(weight_of(z[t], high, how.temperature));
+    } else {
+        for (int i = 0; i < n; ++i) out[i] = z[i] - high;
+        k.exp2_scaled(out.data(), n, float(std::min(kLog2e / how.temperature, 1e38)), 0.0f, out.data());
+    }
+    double total = 0;
+    for (float& weight : out) {
+        if (!(weight > 0.0f)) weight = 0.0f;   // a logit that was no number
+        total += double(weight);
+    }
+    const float scale = float(1.0 / total);
+    for (float& weight : out) weight *= scale;
+    return true;
 }
 
 Likelihood likelihood_of(const Kernels& k, const float* logits, int n, int token, int top_n, int32_t* top, double* top_logprob, SampleScratch& scratch) {

@@ -101,10 +101,28 @@ class SampleState:
         prompt: Sequence[int],
     ) -> None: ...
     def observe(self, token: int) -> None: ...
+    def retract(self, token: int) -> None: ...
 
 def sample(
-    pool: Pool, variant: str, logits: _F32, rows: Sequence[int], states: Sequence[SampleState], positions: Sequence[int]
-) -> list[int]: ...
+    pool: Pool,
+    variant: str,
+    logits: _F32,
+    rows: Sequence[int],
+    states: Sequence[SampleState],
+    positions: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    stream: int,
+) -> list[list[int]]: ...
+def reject(
+    pool: Pool,
+    variant: str,
+    logits: _F32,
+    rows: Sequence[int],
+    states: Sequence[SampleState],
+    positions: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    proposals: Sequence[_F32 | None],
+) -> list[list[int]]: ...
 def likelihoods(
     pool: Pool,
     variant: str,
@@ -116,7 +134,7 @@ def likelihoods(
     top: _I32,
     top_logprob: _F64,
 ) -> None: ...
-def gumbel(seed: int, choice: int, position: int, token: int) -> float: ...
+def gumbel(seed: int, choice: int, position: int, token: int, stream: int = 0) -> float: ...
 def run_int8(pool: Pool, variant: str, rounds: int) -> float: ...
 def run_bf16(pool: Pool, variant: str, rounds: int) -> float: ...
 def run_read(pool: Pool, variant: str, data: _U8) -> int: ...

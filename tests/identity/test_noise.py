@@ -44,16 +44,16 @@ def test_what_is_done_to_tokens_that_were_not_drawn_changes_nothing(pool: Reques
 
 
 def test_noise_by_rank_is_found(pool: RequestPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_rank(logits: Any, draws: Sequence[Draw]) -> list[int]:
+    def by_rank(logits: Any, draws: Sequence[Draw]) -> list[list[int]]:
         tokens = []
-        for row, state, position in draws:
+        for row, state, position, _ in draws:
             z = logits[row].copy()
             for token, bias in state.params.logit_bias.items():
                 z[token] += bias
             best = np.argsort(-z, kind="stable")[: state.params.top_k if state.params.top_k > 0 else 100]
             seed = state.params.seed % 2**64
             scores = [z[t] + _native.gumbel(seed, state.choice, position, rank) for rank, t in enumerate(best)]
-            tokens.append(int(best[np.argmax(scores)]))
+            tokens.append([int(best[np.argmax(scores)])])
         return tokens
 
     alone = Alone(pool.alone.model, {})

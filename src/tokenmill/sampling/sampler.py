@@ -19,12 +19,19 @@ F32 = npt.NDArray[np.float32]
 NO_TOKEN = -1
 
 
+PROPOSING = 1
+"""The stream of noise from which a draft model draws for `Sampler.reject`; for `Sampler.sample` it draws from that of the target, 0."""
+
+
 class Draw(NamedTuple):
-    """Sample from row `row` of the logits, for the token at absolute position `position`."""
+    """Sample from row `row` of the logits, for the token at absolute position `position`; and from the row after it for the next token,
+    as long as `draft` says rightly what came before. A state that looks back (penalties, `min_tokens` to come) and has a draft is in no
+    other draw of a call."""
 
     row: int
     state: SamplerState
     position: int
+    draft: Sequence[int] = ()
 
 
 class Question(NamedTuple):
@@ -41,10 +48,25 @@ class Sampler:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def sample(self, logits: F32, draws: Sequence[Draw]) -> list[int]:
-        """One token per draw, or `NO_TOKEN` from a row without a finite maximum. logits: float32 [rows, vocabulary]."""
+    def sample(self, logits: F32, draws: Sequence[Draw], stream: int = 0) -> list[list[int]]:
+        """For each draw the tokens that drawing one by one gives, as long as they are those of its draft, and one more.
+
+        The last may be `NO_TOKEN`, from a row without a finite maximum. logits: float32 [rows, vocabulary]. `stream`: of the noise.
+        States are as before afterwards. ValueError for a row or a token that does not exist.
+        """
         rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
-        return _native.sample(self._pool.native, self._pool.variant, logits, rows, states, positions)
+        return _native.sample(self._pool.native, self._pool.variant, logits, rows, states, positions, [d.draft for d in draws], stream)
+
+    def reject(self, logits: F32, draws: Sequence[Draw], proposals: Sequence[F32 | None]) -> list[list[int]]:
+        """As `sample`, but each token of a draft stands with probability min(1, p / q), else one of max(0, p - q) replaces it and is the
+        last (Leviathan et al. 2023, Chen et al. 2023): the distribution is the target's, the tokens are others than without a draft.
+
+        proposals: float32 [tokens of the draft, vocabulary] for each draw, the draft model's logits (-inf: cannot be proposed), from which
+        `sample` drew the draft with `stream=PROPOSING` and the tokens before it observed; or None for a draft that is certain. Whether a
+        token is put forward may depend on its row there, never on which token was drawn from it.
+        """
+        rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
+        return _native.reject(self._pool.native, self._pool.variant, logits, rows, states, positions, [d.draft for d in draws], proposals)
 
     def likelihoods(self, logits: F32, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """Log-probabilities under softmax(logits), before any bias, penalty or filter; in nats."""

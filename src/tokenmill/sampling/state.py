@@ -43,3 +43,7 @@ class SamplerState:
 
     def observe(self, token: int) -> None:
         self.native.observe(token)
+
+    def retract(self, token: int) -> None:
+        """Take back one `observe(token)`. ValueError if a penalty counts tokens and there was none."""
+        self.native.retract(token)
