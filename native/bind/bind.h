@@ -20,3 +20,4 @@ void bind_weight(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sample(nb::module_& m);
 void bind_ceilings(nb::module_& m);
+void bind_suffix(nb::module_& m);

@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
     bind_tape(m);
     bind_sample(m);
     bind_ceilings(m);
+    bind_suffix(m);
 }

@@ -135,7 +135,7 @@ class Runner:
                 drawing.append(sequence)
             row += 1 + len(draft)
         if draws:
-            result.tokens.update((s, tokens[0]) for s, tokens in zip(drawing, self._sampler.sample(logits, draws), strict=True))
+            result.tokens.update(zip(drawing, self._sampler.sample(logits, draws), strict=True))
         questions: list[Question] = []
         asking: list[Wanted] = []
         row = 0

@@ -71,7 +71,7 @@ class Batch:
         """A step as if it had been computed."""
         step = self.scheduler.schedule(0.0)
         assert step is not None, "there is no sequence"
-        self.scheduler.commit(step, {work.sequence: 0 for work in step if work.samples})
+        self.scheduler.commit(step, {work.sequence: [0] for work in step if work.samples})
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         """Until the sequence has computed so many tokens."""
