@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.build import model_digest
+from tokenmill.engine.loading import model_digest
 from tokenmill.models.calibration import read_calibration
 
 RUN = "from tokenmill.cli.main import main; main()"

@@ -13,8 +13,8 @@ import pytest
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import CalibrationError
 from tokenmill.engine import calibrate as module
-from tokenmill.engine.build import Loaded, load_model
 from tokenmill.engine.calibrate import BLOCK, calibrate, find_calibration, repeated_tokens, retrieval_scores
+from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape

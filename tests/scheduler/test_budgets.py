@@ -29,7 +29,7 @@ def advance(s: Scheduler) -> Step:
     step = s.schedule(0.0)
     assert step is not None
     weights = {work.sequence: np.ones(-(-(work.start + work.n_tokens) // FRAME), np.int64) for work in step if work.weighs}
-    s.commit(step, {work.sequence: 5 for work in step if work.samples}, weights)
+    s.commit(step, {work.sequence: [5] for work in step if work.samples}, weights)
     s.check_integrity()
     return step
 

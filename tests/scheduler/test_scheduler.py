@@ -25,7 +25,7 @@ def advance(s: Scheduler, now: float = 0.0) -> Step:
     """One step; every sampled token is 1000 + its position."""
     step = s.schedule(now)
     assert step is not None
-    s.commit(step, {work.sequence: 1000 + work.sequence.target for work in step if work.samples})
+    s.commit(step, {work.sequence: [1000 + work.sequence.target] for work in step if work.samples})
     s.check_integrity()
     return step
 
@@ -134,7 +134,7 @@ def test_a_sequence_that_ends_between_schedule_and_commit_is_passed_over() -> No
     step = s.schedule(0.0)
     assert step is not None
     s.abort("a")
-    s.commit(step, {one: 5})
+    s.commit(step, {one: [5]})
     assert one.n_output == 0
     s.check_integrity()
 

@@ -13,8 +13,8 @@ import typer
 from tokenmill.cli.options import Cpus, Model, Threads, note
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
-from tokenmill.engine.build import load_model
 from tokenmill.engine.calibrate import calibrate
+from tokenmill.engine.loading import load_model
 from tokenmill.models.calibration import Calibration, calibration_path, write_calibration
 from tokenmill.weights.catalogue import resolve
 from tokenmill.weights.vocabulary import load_tokenizer

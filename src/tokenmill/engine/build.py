@@ -4,53 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import ModelNotFound
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import FRAME
 from tokenmill.engine.cache import RequestBudget, design_cache, needs_calibration
 from tokenmill.engine.calibrate import find_calibration
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
+from tokenmill.engine.speculation import build_speculator, load_drafter
 from tokenmill.kernels.layout import KVFormat
-from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.footprint import Footprint
 from tokenmill.kv.manager import KVManager
-from tokenmill.models.loader import Model, load
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler
 
 CHECK_VARIABLE = "TOKENMILL_CHECK"
 """Environment variable: 1 checks every frame's owner whenever an engine is idle (slow; tests set it)."""
-
-
-class Loaded(NamedTuple):
-    """A model in memory, the threads that compute it, and its file's digest: what engines of different settings can share."""
-
-    pool: Pool
-    model: Model
-    digest: Future[bytes]
-
-
-def load_model(config: EngineConfig) -> Loaded:
-    """Raises `ModelNotFound`, `ModelFileError` or `KernelError`."""
-    path = Path(config.model)
-    if not path.exists():
-        raise ModelNotFound(f"there is no model file or folder {config.model!r}", param="model")
-    digest = _digest_beside(path)
-    pool = Pool(config.threads, cpus=config.cpus)
-    return Loaded(pool, load(path, pool), digest)
 
 
 def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None) -> Engine:
@@ -67,7 +45,9 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     head_dim = model.program.shape.head_dim
     frame_bytes, wide_frame_bytes = layout.frame_bytes(head_dim), layout.slots * KVFormat().frame_bytes(head_dim)
     budget = RequestBudget.of(config, frame_bytes, len(groups))
-    capacity = plan_capacity(config, model.config.context, frame_bytes, Footprint.of(groups), available_memory())
+    drafter = load_drafter(config, loaded)
+    pool_bytes = frame_bytes + (0 if drafter is None else drafter.frame_bytes)  # a request's budget is of the target's alone
+    capacity = plan_capacity(config, model.config.context, pool_bytes, Footprint.of(groups), available_memory())
     prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
     tape = Tape(
         model.program,
@@ -98,36 +78,13 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
-    runner = Runner(tape, kv, sampler or Sampler(pool), model.config.vocab)
+    sampler = sampler or Sampler(pool)
+    runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
-    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, check_when_idle=checks)
+    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
+    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, speculator, check_when_idle=checks)
 
 
 def fingerprint(model_digest: bytes, variant: str, cache: str) -> str:
     """Digest of everything that decides the bits of an answer: model file, kernel variant, `CacheDesign.identity`, numerics version."""
     return hashlib.sha256(model_digest + f"{variant} {cache} {NUMERICS_VERSION}".encode()).hexdigest()
-
-
-def model_digest(path: Path) -> bytes:
-    """Of the model's file, or of the digests of its folder's files. Raises OSError."""
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".json"))
-    digests = []
-    for file in files:
-        with file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").digest())
-    return b"".join(digests)
-
-
-def _digest_beside(path: Path) -> Future[bytes]:
-    """`model_digest` by a thread, which takes its seconds per gigabyte while the weights are packed; a load that fails does not
-    wait for it."""
-    found: Future[bytes] = Future()
-
-    def work() -> None:
-        try:
-            found.set_result(model_digest(path))
-        except OSError as error:
-            found.set_exception(error)
-
-    threading.Thread(target=work, name="model digest", daemon=True).start()
-    return found

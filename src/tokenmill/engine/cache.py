@@ -5,11 +5,14 @@ Pure decisions from the settings, the model's shape and its calibration.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from tokenmill.core.config import CompressionConfig, EngineConfig
 from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.kernels.layout import KVFormat, KVLayout
+from tokenmill.kernels.ops import Program
 from tokenmill.kv.budget import SparsePolicy, Strategy
 from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, divide
 from tokenmill.models.calibration import STREAMING, Calibration
@@ -84,6 +87,13 @@ def design_cache(config: EngineConfig, model: ModelConfig, calibration: Calibrat
     groups = divide(rules)
     masks = tuple(STREAMING if isinstance(group.retention, Streaming) else None for group in groups)
     return CacheDesign(groups, KVLayout(stored, tuple(group.pairs for group in groups), masks, keys), policy, identity)
+
+
+def draft_layout(config: EngineConfig, program: Program, calibration: Callable[[], Calibration]) -> KVLayout:
+    """Of a draft model: the target's format, all in one group. calibration: finds the draft model's own."""
+    stored = kv_format(config.kv_cache_config.compression, program.shape.head_dim)
+    layout = KVLayout.single(program, stored)
+    return replace(layout, calibration=calibration().keys) if _calibrates_keys(config) else layout
 
 
 def kv_format(compression: CompressionConfig, head_dim: int) -> KVFormat:

@@ -24,7 +24,7 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.vocabulary import load_tokenizer
 
 if TYPE_CHECKING:
-    from tokenmill.engine.build import Loaded
+    from tokenmill.engine.loading import Loaded
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

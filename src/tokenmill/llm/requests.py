@@ -19,7 +19,7 @@ from tokenmill.core.types import Priority, SamplingParams
 from tokenmill.text.chat import ChatTemplate, encode_chat
 from tokenmill.text.templates import ChosenTemplate
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.catalogue import resolve
+from tokenmill.weights.catalogue import resolve, with_draft
 from tokenmill.weights.vocabulary import load_tokenizer
 
 
@@ -45,7 +45,7 @@ def configure(model: str | os.PathLike[str], settings: dict[str, Any]) -> Engine
     config = EngineConfig.from_settings(model=name, **settings)  # a wrong setting is told before anything is fetched
     path = resolve(config.model)
     own_name = None if path == Path(config.model).expanduser() else config.model
-    return msgspec.structs.replace(config, model=str(path), served_name=config.served_name or own_name)
+    return msgspec.structs.replace(with_draft(config), model=str(path), served_name=config.served_name or own_name)
 
 
 class Frontend:

@@ -1,9 +1,7 @@
 """A smaller model of the same vocabulary drafts, token by token.
 
-Its keys and values lie in memory of its own, in frames of the same numbers as those of the target: it uses the target's page tables,
-and a frame that is shared, cached or given back is so for both. What of a frame the draft model has computed is *marked*: a full frame
-by a digest of all tokens up to its end, so that a prefix hit is one for the draft model too, if it was the one that got there before; a
-frame in the making by the number of the sequence. A mark that is not as expected means that nothing is there, and it is computed.
+Its keys and values lie in memory of its own, in frames of the same numbers as the target's: it goes by the target's page tables, so
+that a frame that is shared, cached or given back is so for both. A prefix hit is one for the draft model too, if it had come that far.
 """
 
 from __future__ import annotations
@@ -11,57 +9,231 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.types import FRAME
 from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
 from tokenmill.sampling.sampler import NO_TOKEN, Draw, Question, Sampler
+from tokenmill.speculate.confidence import Confidence
 from tokenmill.speculate.draft import Draft
-from tokenmill.speculate.odds import Track
 from tokenmill.speculate.proposer import Wish, Worth
+from tokenmill.speculate.trail import Marks, Trail
 
 F32 = npt.NDArray[np.float32]
 
+GAIN = 0.2
+"""Share of its time that a sequence is expected to save: to catch up with its text may cost that much of what is expected to come."""
 
-@dataclass(slots=True)
-class Follower:
-    """A sequence as the draft model knows it.
+EXPECTED = 128
+"""Tokens that a sequence is expected to put out at least, if it may. Beyond that, as many as it has."""
 
-    number: marks its unfinished frames, below 0. written: the tokens whose keys and values it has computed, drafted ones included.
-    digests: of the tokens up to the end of each full frame, as far as they were needed.
-    """
+SHORT = 16
+"""Tokens that are caught up with whatever it costs."""
 
-    number: int
-    track: Track
-    written: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
+WEIGHT = 1 / 8
+"""Of a new measurement against what is known."""
+
+LONGEST_BREAK = 64
+"""Steps at most for which a sequence is left alone when its drafts did not pay."""
+
+
+class Writing:
+    """A sequence that gets a draft. pages: what the model looks at. fresh: where what is to be computed begins. tokens, kinds: drawn so
+    far, and how sure they are; worth: how many of them pay. computed: tokens from `fresh` on whose keys and values are there."""
+
+    def __init__(self, wish: Wish, trail: Trail, table: PageTable) -> None:
+        blind, computed = trail.computed(table, wish.token_ids)
+        self.wish = wish
+        self.trail = trail
+        self.table = table
+        self.pages = _pages(table, blind)
+        self.fresh = min(computed, len(wish.token_ids) - 1)
+        self.worth = 0
+        self.tokens: list[int] = []
+        self.kinds: list[int] = []
+        self.computed: list[int] = []
+        self.chance = 1.0
+
+    @property
+    def position(self) -> int:
+        """Of the next token of the draft."""
+        return len(self.wish.token_ids) + len(self.tokens)
+
+    @property
+    def rows(self) -> list[int]:
+        """What is not computed yet."""
+        if self.computed:
+            return self.tokens[-1:]
+        return self.wish.token_ids[self.fresh :]
+
+
+class Known:
+    """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rest:
+    steps for which it is left alone yet; rested: how many those were at first."""
+
+    def __init__(self, trail: Trail) -> None:
+        self.trail = trail
+        self.start = 0
+        self.tokens: list[int] = []
+        self.kinds: list[int] = []
+        self.rest = self.rested = 0
 
 
 class DraftModel:
     """Drafts with a tape whose pool has as many frames as the target's.
 
-    group: of the target, whose page tables are used. rows: most positions computed in a step of drafting; a longer text is caught up
-    with in several, and there is no draft until then. stream: of the noise that tokens are drawn with.
+    group: of the target, whose page tables it goes by. rows: the most positions that it computes at a time; with a longer text it
+    catches up in several steps, and there is no draft until then. most: sequences at a time. stream: of the noise with which it draws.
     """
 
     name = "draft"
+    writes = True
 
-    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, n_frames: int, rows: int, stream: int) -> None:
+    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, stream: int) -> None:
         self._tape = tape
         self._kv = kv
         self._sampler = sampler
         self._group = group
         self._rows = rows
+        self._most = most
         self._stream = stream
-        self._marks = np.zeros(n_frames, np.int64)
-        self._followers: dict[Hashable, Follower] = {}
+        self._marks = Marks(kv.n_frames)
+        self._known: dict[Hashable, Known] = {}
         self._numbers = count(1)
-        self._seconds = 0.0  # to draft a token
-'''  '''
+        self._confidence = Confidence()
+        self._token_seconds = 0.0  # of drafting one
+        self._row_seconds = 0.0  # of catching up with one
+
+    def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
+        writings = [self._begin(wish) for wish in wishes]
+        left = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
+        floor = worth.floor(self._token_seconds)
+        while left:
+            left = self._extend(left, floor)
+        return [Draft() if writing is None else self._end(writing) for writing in writings]
+
+    def forget(self, key: Hashable) -> None:
+        self._known.pop(key, None)
+
+    def _begin(self, wish: Wish) -> Writing | None:
+        """None: no draft in this step."""
+        known = self._known.get(wish.key)
+        if known is None:
+            known = self._known[wish.key] = Known(Trail(self._marks, next(self._numbers)))
+        self._learn(known, wish.token_ids)
+        if known.rest:
+            known.rest -= 1
+            return None
+        if wish.most == 0:
+            return None
+        return Writing(wish, known.trail, self._kv.tables(wish.key)[self._group])
+
+    def _learn(self, known: Known, token_ids: Sequence[int]) -> None:
+        """Hold the last draft against what came."""
+        for drafted, kind, token in zip(known.tokens, known.kinds, token_ids[known.start : known.start + len(known.tokens)], strict=False):
+            self._confidence.note(kind, drafted == token)
+            if drafted != token:
+                break
+        known.tokens, known.kinds = [], []
+
+    def _catch_up(self, writings: list[Writing], worth: Worth) -> list[Writing]:
+        """Those that can draft. With others the model goes a part of the way, if that is likely to be worth it."""
+        ready = []
+        room = self._rows
+        behind: list[Writing] = []
+        for writing in writings:
+            missing = len(writing.wish.token_ids) - writing.fresh
+            if missing <= min(SHORT, room):
+                ready.append(writing)
+                room -= missing
+            elif self._pays(writing.wish, missing, worth):
+                behind.append(writing)
+        for writing in behind:
+            wish, start = writing.wish, writing.fresh
+            part = wish.token_ids[start : min(start + room, len(wish.token_ids) - 1)]
+            if part:
+                begun = time.monotonic()
+                self._tape.run(Batch(array("i", part), [Segment(0, len(part), start, (writing.pages,))], array("i")))
+                self._row_seconds = _average(self._row_seconds, (time.monotonic() - begun) / len(part))
+                writing.trail.note(writing.table, wish.token_ids, start, part)
+                room -= len(part)
+        return ready
+
+    def _pays(self, wish: Wish, missing: int, worth: Worth) -> bool:
+        expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
+        return missing * (self._row_seconds or worth.row / 3) <= GAIN * expected * worth.token
+
+    def _extend(self, writings: list[Writing], floor: float) -> list[Writing]:
+        """One more token for each; returns those whose draft goes on."""
+        begun = time.monotonic()
+        logits = self._run(writings)
+        tokens, kinds = self._draw(logits, writings)
+        going = []
+        for writing, token, kind in zip(writings, tokens, kinds, strict=True):
+            if token == NO_TOKEN:
+                continue
+            assert writing.wish.state is not None
+            writing.wish.state.observe(token)
+            writing.tokens.append(token)
+            writing.kinds.append(kind)
+            writing.chance *= self._confidence.rate(kind)
+            if writing.chance < floor:
+                continue
+            writing.worth += 1
+            if writing.worth < writing.wish.most:
+                going.append(writing)
+        self._token_seconds = _average(self._token_seconds, (time.monotonic() - begun) / len(writings))
+        return going
+
+    def _run(self, writings: list[Writing]) -> F32:
+        """Compute what each has not computed yet. Logits of the last row of each, float32 [writings, vocabulary]."""
+        tokens, outputs, segments = array("i"), array("i"), []
+        for writing in writings:
+            rows = writing.rows
+            segments.append(Segment(len(tokens), len(rows), writing.fresh + len(writing.computed), (writing.pages,)))
+            tokens.extend(rows)
+            outputs.append(len(tokens) - 1)
+            writing.computed += rows
+        return self._tape.run(Batch(tokens, segments, outputs))
+
+    def _draw(self, logits: F32, writings: list[Writing]) -> tuple[list[int], list[int]]:
+        """A token for each, and how sure it is: by the likeliest token's probability, so that it says nothing of which one was drawn."""
+        draws = []
+        for row, writing in enumerate(writings):
+            assert writing.wish.state is not None, "a draft model draws as the sequence is sampled"
+            draws.append(Draw(row, writing.wish.state, writing.position))
+        tokens = [drawn[0] for drawn in self._sampler.sample(logits, draws, self._stream)]
+        best = self._sampler.likelihoods(logits, [Question(row, 0, 1) for row in range(len(writings))])
+        return tokens, [Confidence.class_of(float(np.exp(answer.top[0][1]))) for answer in best]
+
+    def _end(self, writing: Writing) -> Draft:
+        wish, known = writing.wish, self._known[writing.wish.key]
+        assert wish.state is not None
+        for token in reversed(writing.tokens):
+            wish.state.retract(token)
+        if writing.computed:
+            writing.trail.note(writing.table, wish.token_ids, writing.fresh, writing.computed)
+            known.rested = 0 if writing.worth else min(LONGEST_BREAK, max(2, 2 * known.rested))
+            known.rest = known.rested
+        known.start, known.tokens, known.kinds = len(wish.token_ids), writing.tokens, writing.kinds
+        return Draft(tuple(writing.tokens[: writing.worth]), tuple(map(self._confidence.rate, writing.kinds[: writing.worth])))
+
+
+def _pages(table: PageTable, blind: int) -> Pages:
+    """Of a table, but for its first frames."""
+    if not blind:
+        return Pages(table.first, table.starts)
+    hidden = PageTable()
+    hidden.append(HOLE, blind)
+    for extent in table.extents(blind, table.n_frames):
+        hidden.append(*extent)
+    return Pages(hidden.first, hidden.starts)
+
+
+def _average(known: float, new: float) -> float:
+    return new if known == 0 else known + WEIGHT * (min(new, 2 * known) - known)

@@ -76,7 +76,8 @@ class Speculator:
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
         wishes = [
-            Wish(s.id, s.token_ids, s.prompt_len, room, s.draft_room, s.cache_salt, state(s)) for s, room in zip(sequences, rooms, strict=True)
+            Wish(s.id, s.token_ids, s.prompt_len, room, s.draft_room, s.cache_salt, state(s))
+            for s, room in zip(sequences, rooms, strict=True)
         ]
         plain = seconds(rows)
         worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)

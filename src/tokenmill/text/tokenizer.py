@@ -24,6 +24,13 @@ class Tokenizer:
     `parse_special` no text whatever can become one.
     """
 
+    def differs_from(self, other: Tokenizer) -> int | None:
+        """The first id that does not print the same in both vocabularies; None if there is none."""
+        mine, theirs = self._pieces, other._pieces
+        if mine == theirs:
+            return None
+        return next((id for id, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+
     def __init__(self, definition: Definition) -> None:
         """Raises `ModelFileError` if the library refuses the definition."""
         try:

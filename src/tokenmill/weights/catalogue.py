@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import CatalogueError, ModelNotFound
 from tokenmill.weights.entries import HUB_PREFIX, Entry, known_entries, parse_hub_name
 from tokenmill.weights.progress import Progress, progress_for
@@ -36,6 +37,15 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     bytes_here: int
     path: str | None
+
+
+def with_draft(config: EngineConfig) -> EngineConfig:
+    """The configuration with the path of its draft model, which is pulled on first use. Raises as `resolve`."""
+    speculative = config.speculative_config
+    if speculative.model is None:
+        return config
+    found = msgspec.structs.replace(speculative, model=str(resolve(speculative.model)))
+    return msgspec.structs.replace(config, speculative_config=found)
 
 
 def resolve(name: str, progress: Progress | None = None) -> Path:

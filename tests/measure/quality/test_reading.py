@@ -10,7 +10,8 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
-from tokenmill.engine.build import Loaded, build_engine, load_model
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.measure.quality.likelihood import Track, log_softmax
 from tokenmill.measure.quality.reading import Reader, read_beside
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill.cli.bench.options import note
 from tokenmill.cli.eval.options import engine_settings
 from tokenmill.core.config import EngineConfig
-from tokenmill.engine.build import load_model
+from tokenmill.engine.loading import load_model
 from tokenmill.measure.quality.likelihood import Track
 from tokenmill.measure.quality.reading import ROWS, read_beside
 from tokenmill.measure.quality.variants import Variant

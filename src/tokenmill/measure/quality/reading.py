@@ -12,7 +12,8 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams, TokenLogprobs
-from tokenmill.engine.build import Loaded, build_engine
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.loading import Loaded
 from tokenmill.kernels.native import Pool
 from tokenmill.measure.quality.likelihood import Track, compare, log_softmax
 from tokenmill.sampling.sampler import Question, Sampler
