@@ -139,7 +139,8 @@ class Alone:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine is built with. frames: of the KV pool. Its text is enough to build the same engine again."""
+    """What an engine is built with. frames: of the KV pool. drafts: the method of speculation; a draft model is the model itself.
+    Its text is enough to build the same engine again."""
 
     max_batch_size: int = 16
     chunk_size: int = 512
@@ -148,6 +149,7 @@ class Setting:
     sharing: bool = True
     frames: int = 512
     threads: int = 2
+    drafts: str = "none"
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -169,7 +171,13 @@ class Setting:
             "threads": self.threads,
             "block_manager_config": {"block_size": self.block_size, "enable_prefix_sharing": self.sharing},
         }
-        memory = {"memory_budget_gb": (self.frames + 0.5) * FRAME * kv_bytes_per_token / 2**30}
+        frame_bytes = FRAME * kv_bytes_per_token
+        if self.drafts != "none":
+            settings["speculative_config"] = {"method": self.drafts, "num_speculative_tokens": 12}
+        if self.drafts in ("draft", "combined"):
+            settings["speculative_config"]["model"] = str(model)
+            frame_bytes *= 2
+        memory = {"memory_budget_gb": (self.frames + 0.5) * frame_bytes / 2**30}
         settings |= cache | {"kv_cache_config": cache.get("kv_cache_config", {}) | memory}
         engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
         assert engine.info.kv_tokens // FRAME == self.frames

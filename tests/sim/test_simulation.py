@@ -16,6 +16,7 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_cache import PrefixCache, Rule
 from tokenmill.kv.prefix_tree import Node, PrefixTree
 from tokenmill.kv.table import PageTable
+from tokenmill.scheduler.plan import Work
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
 
@@ -33,30 +34,38 @@ SETTINGS = [WINDOWS, ONLY_WINDOWS, BUDGETS, POSITIONS, POSITIONS_AND_WINDOWS, HE
 NAMES = ["windows", "only windows", "budgets", "positions", "positions and windows", "heads", "heads and windows"]
 
 
-def run_worlds(setting: Setting, seeds: range) -> list[Scheduler]:
-    schedulers = []
+def run_worlds(setting: Setting, seeds: range) -> list[World]:
+    worlds = []
     for seed in seeds:
         world = World(seed, setting)
         try:
             world.run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        schedulers.append(world.scheduler)
-    return schedulers
+        worlds.append(world)
+    return worlds
+
+
+def counts(worlds: list[World]) -> list[int]:
+    """Of what a load is to have a lot of: preemptions, drafted tokens that were right and that were wrong."""
+    right, drafted = sum(world.right for world in worlds), sum(world.drafted for world in worlds)
+    return [sum(world.scheduler.n_preemptions for world in worlds), right, drafted - right]
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_every_request_ends_once_with_the_tokens_of_its_run_alone(block: int) -> None:
-    done = run_worlds(PLAIN, range(block * 40, block * 40 + 40))
-    figures = [sum(s.n_preemptions for s in done), sum(s.kv.n_evictions for s in done), sum(s.prefix_hits for s in done)]
+    worlds = run_worlds(PLAIN, range(block * 40, block * 40 + 40))
+    done = [world.scheduler for world in worlds]
+    figures = [*counts(worlds), sum(s.kv.n_evictions for s in done), sum(s.prefix_hits for s in done)]
     assert min(figures) > 100, f"the load is too light to show anything: {figures}"
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("block", range(3))
 def test_so_it_is_with_windows_budgets_and_dropped_frames(setting: Setting, block: int) -> None:
-    done = run_worlds(setting, range(block * 20, block * 20 + 20))
-    figures = [sum(s.n_preemptions for s in done), sum(s.kv.n_evictions for s in done) // 10, sum(s.prefix_hits for s in done) // 10]
+    worlds = run_worlds(setting, range(block * 20, block * 20 + 20))
+    done = [world.scheduler for world in worlds]
+    figures = [*counts(worlds), sum(s.kv.n_evictions for s in done) // 10, sum(s.prefix_hits for s in done) // 10]
     if setting.policy.strategy != "none":
         figures.append(sum(s.n_sparsified for s in done))
     assert min(figures) > 15, f"the load is too light to show anything: {figures}"
@@ -256,7 +265,29 @@ def free_dropped_frames_that_others_share(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "leave", freeing)
 
 
+def draft_beyond_a_point(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "draft_room", property(lambda s: s.params.max_tokens - s.n_output - 1))
+
+
+def leave_a_wrong_draft_in_the_cache(patch: pytest.MonkeyPatch) -> None:
+    """Share frames up to the end of what was computed, as if all of the draft had been right."""
+    commit, schedule = KVManager.commit, Scheduler.schedule
+    drafts: dict[object, int] = {}
+
+    def noting(scheduler: Scheduler, now: float) -> list[Work] | None:
+        step = schedule(scheduler, now)
+        drafts.update((work.sequence.id, len(work.draft)) for work in step or ())
+        return step
+
+    def sharing(kv: KVManager, seq_id: Hashable, tokens: list[int], computed: int) -> None:
+        commit(kv, seq_id, tokens, min(len(tokens), computed + drafts[seq_id]))
+
+    patch.setattr(Scheduler, "schedule", noting)
+    patch.setattr(KVManager, "commit", sharing)
+
+
 BUDGET_FAULTS: list[Patch] = [
+    draft_beyond_a_point,
     share_what_a_sparse_sequence_computes,
     find_prefixes_beyond_the_rows_that_weigh,
     drop_the_earliest_instead_of_the_lightest,
@@ -267,6 +298,7 @@ BUDGET_FAULTS: list[Patch] = [
 ]
 
 FAULTS: list[Patch] = [
+    leave_a_wrong_draft_in_the_cache,
     reuse_the_last_token_too,
     share_a_frame_before_it_is_full,
     keep_the_reference_on_release,

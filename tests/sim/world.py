@@ -26,6 +26,7 @@ from tokenmill.scheduler.sequence import Sequence
 MASK = (1 << 61) - 1
 NOTHING_GOES = SparsePolicy()
 END = 0  # the token that ends a sequence
+DRAFT = 12  # tokens at most
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ class World:
         self.ended: dict[tuple[str, int], Sequence] = {}
         self.aborted: dict[tuple[str, int], Sequence] = {}
         self.accepted: dict[tuple[str, int], Sequence] = {}
+        self.expected: dict[tuple[str, int], list[int]] = {}  # the output of each, run alone
+        self.drafts = rng.choice((0.0, 0.4, 1.0))
+        self.drafted = self.right = 0
         self.computed = 0
         self.time = 0.0
 
@@ -155,6 +159,16 @@ class World:
                     assert len(prompt) > 1 or max_tokens > 1, "even a single token is refused"
                     prompt, max_tokens = prompt[: -(-len(prompt) // 2)], -(-max_tokens // 2)
             self.accepted[one.id] = one
+            self.expected[one.id] = alone(self.setting, prompt, one.seed, max_tokens, one.kv_budget)
+
+    def draft(self) -> None:
+        """Guess how some sequences go on: rightly as far as it goes, and mostly wrongly from some place on."""
+        for one in self.scheduler.decoding():
+            if self.rng.random() < self.drafts:
+                guess = self.expected[one.id][one.n_output : one.n_output + self.scheduler.lend(one, self.rng.randint(1, DRAFT))]
+                if guess and self.rng.random() < 0.7:
+                    guess[self.rng.randrange(len(guess))] = self.rng.randint(0, 3)
+                one.draft = tuple(guess)
 
     def abort(self) -> None:
         name, choice = self.rng.choice(list(self.accepted))
@@ -170,16 +184,19 @@ class World:
         """The keys of the first positions; 0 where there is no frame."""
         return [k for frame in frames[: -(-n_tokens // FRAME)] for k in (self.memory[frame] if frame >= 0 else [0] * FRAME)][:n_tokens]
 
-    def forward(self, work: Work) -> tuple[int, np.ndarray | None]:
-        """Compute positions through the page tables; return the last row, and the weights of frames if they are wanted."""
-        one, start, n_tokens = work.sequence, work.start, work.n_tokens
+    def forward(self, work: Work) -> tuple[list[int], np.ndarray | None]:
+        """Compute positions through the page tables; return the last row and those of the draft, and the weights of frames if they are
+        wanted."""
+        one, start, n_tokens = work.sequence, work.start, work.n_tokens + len(work.draft)
+        tokens = [*one.token_ids, *work.draft]
         rules = self.setting.rules
         frames = [listed(table) for table in self.scheduler.kv.tables(one.id)]
         keys = [self.read(of_group, start) for of_group in frames]
         weights = np.zeros(-(-(start + n_tokens) // FRAME), np.int64) if work.weighs else None
-        row = 0
+        computed = []
         for position in range(start, start + n_tokens):
-            row = attend(rules, keys, position, one.token_ids[position], work.sparse)
+            row = attend(rules, keys, position, tokens[position], work.sparse)
+            computed.append(row)
             for group, of_group in enumerate(keys):
                 of_group.append(mixed(row, group) | 1)
                 frame = frames[group][position // FRAME]
@@ -188,7 +205,18 @@ class World:
             if weights is not None:
                 for frame in range(position // FRAME + 1):
                     weights[frame] += weight(row, keys[rules.index(Whole())], frame)
-        return row, weights
+        return computed[work.n_tokens - 1 :], weights
+
+    def verify(self, work: Work, rows: list[int]) -> list[int]:
+        """The tokens of a step, as far as the draft is right and nothing ends."""
+        tokens: list[int] = []
+        for row, drafted in zip(rows, (*work.draft, None), strict=True):
+            tokens.append(sample(row, work.sequence.seed))
+            if tokens[-1] == END or tokens[-1] != drafted:
+                break
+        self.drafted += len(work.draft)
+        self.right += len(tokens) - 1
+        return tokens
 
     def check_step(self, step: Step) -> None:
         ids = [work.sequence.id for work in step]
@@ -196,12 +224,16 @@ class World:
         prompt_tokens = [work.n_tokens for work in step if work.n_tokens > 1]
         assert sum(prompt_tokens) <= self.limits.chunk_size or (not self.limits.chunked_prefill and len(prompt_tokens) == 1)
         kv = self.scheduler.kv
-        for one, start, n_tokens, samples, *_ in step:
-            assert kv.covered(one.id) >= start + n_tokens
+        assert sum(len(work.draft) for work in step) <= max(0, self.limits.chunk_size - sum(prompt_tokens))
+        for one, start, n_tokens, samples, _, weighs, draft in step:
+            assert kv.covered(one.id) >= start + n_tokens + len(draft)
+            assert not (weighs and draft), "rows that may be wrong are weighed"
             assert samples == (start + n_tokens == one.target)
             if one.ladder is not None:
                 held = sum(table.present for table in kv.tables(one.id))
-                assert held <= one.ladder.budget + Footprint.of(kv.groups).transient(self.limits.chunk), f"{one.id} exceeds its budget"
+                assert held <= one.ladder.budget + Footprint.of(kv.groups).transient(max(self.limits.chunk, 1 + DRAFT)), (
+                    f"{one.id} exceeds its budget"
+                )
         decoding = {one.id for one in self.scheduler._running if one.target - one.computed == 1}
         assert decoding <= set(ids), "a running sequence did not decode"
         assert next(iter(self.scheduler._running)).id in ids, "the first in order made no progress"
@@ -213,6 +245,7 @@ class World:
             self.arrive()
         if self.accepted and self.rng.random() < 0.02:
             self.abort()
+        self.draft()
         step = self.scheduler.schedule(self.time)
         self.scheduler.check_integrity()
         if step is None:
@@ -222,7 +255,7 @@ class World:
         in_any_order = self.rng.sample(step, len(step))  # nobody may read what another writes in the same step
         rows = {work.sequence: self.forward(work) for work in in_any_order}
         self.computed += sum(work.n_tokens for work in step)
-        sampled = {work.sequence: sample(rows[work.sequence][0], work.sequence.seed) for work in step if work.samples}
+        sampled = {work.sequence: self.verify(work, rows[work.sequence][0]) for work in step if work.samples}
         self.scheduler.commit(step, sampled, {one: weights for one, (_, weights) in rows.items() if weights is not None})
         for one in sampled:
             if one.token_ids[-1] == END or one.n_output == one.params.max_tokens or one.over_budget:
@@ -241,9 +274,7 @@ class World:
         assert kv.n_free + kv.n_cached == self.n_frames
         assert self.ended.keys() | self.aborted.keys() == self.accepted.keys()
         for one in self.accepted.values():
-            prompt, output = one.token_ids[: one.prompt_len], one.token_ids[one.prompt_len :]
-            assert one.params.max_tokens is not None
-            expected = alone(self.setting, prompt, one.seed, one.params.max_tokens, one.kv_budget)
+            output, expected = one.token_ids[one.prompt_len :], self.expected[one.id]
             assert output == expected[: len(output)], f"{one.id} differs from its run alone"
             assert one.id in self.aborted or len(output) == len(expected), f"{one.id} stopped early"
 

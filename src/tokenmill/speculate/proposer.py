@@ -15,7 +15,7 @@ class Wish(NamedTuple):
     token_ids: prompt and output so far; for one key it only ever grows. Not copied, never changed. prompt_len: of these, the prompt's.
     most: tokens of the draft at most; with 0 the proposer only learns. left: tokens that the sequence may put out yet.
     namespace: sequences of other namespaces never see what this one has put out.
-    state: how the sequence is sampled, for proposers that draw; None for those that look up.
+    state: how the sequence is sampled, for proposers that draw; None where there is none. ends: tokens that would end it.
     """
 
     key: Hashable
@@ -25,6 +25,7 @@ class Wish(NamedTuple):
     left: int = 0
     namespace: str = ""
     state: SamplerState | None = None
+    ends: frozenset[int] = frozenset()
 
 
 class Worth(NamedTuple):

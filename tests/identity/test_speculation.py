@@ -1,0 +1,165 @@
+"""Promise 1 with drafts: every answer is that without, whoever drafts and however much of it is verified."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+
+import pytest
+from comparison import Setting, Trial
+from request_pool import RequestPool
+
+from tokenmill.core.kv_spelling import Format, Sparsity, kv_settings
+from tokenmill.engine.engine import Engine
+from tokenmill.speculate import draft_model, speculator
+from tokenmill.speculate.draft import Draft
+from tokenmill.speculate.proposer import Wish, Worth
+
+SETTINGS = {
+    "defaults": Setting(),
+    "small chunks and pages": Setting(max_batch_size=6, chunk_size=24, block_size=8, threads=1),
+    "large pages, no sharing": Setting(max_batch_size=7, chunk_size=300, block_size=64, sharing=False, threads=3),
+}
+TINY = Setting(max_batch_size=6, chunk_size=48, frames=20)
+
+
+class Oracle:
+    """Knows the answers, and errs on purpose: so that drafts of all lengths are right, wrong, or right to some place."""
+
+    name = "oracle"
+    writes = False
+
+    def __init__(self, pool: RequestPool, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._pool = pool
+
+    def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
+        return [self._draft(wish) for wish in wishes]
+
+    def forget(self, key: Hashable) -> None:
+        pass
+
+    def _draft(self, wish: Wish) -> Draft:
+        prompt, output = tuple(wish.token_ids[: wish.prompt_len]), wish.token_ids[wish.prompt_len :]
+        requests = [r for r in (*self._pool.short, *self._pool.talkative, *self._pool.long) if r.prompt == prompt]
+        known = [answer.tokens for request in requests for answer in self._pool.alone.answers(request)]
+        fitting = [tokens for tokens in known if tokens[: len(output)] == output] or [output]
+        guess = self._rng.choice(fitting)[len(output) : len(output) + self._rng.randint(0, wish.most)]
+        if guess and self._rng.random() < 0.6:
+            guess[self._rng.randrange(len(guess))] = self._rng.randrange(1000)
+        return Draft(tuple(guess), (0.9,) * len(guess))
+
+
+@pytest.fixture
+def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of a draft as chance will have it, whatever it costs."""
+    rng = random.Random(5)
+
+    def chosen(odds: Sequence[Sequence[float]], *_: object) -> list[int]:
+        return [rng.choice((len(each), rng.randint(0, len(each)))) for each in odds]
+
+    monkeypatch.setattr(speculator, "choose_lengths", chosen)
+    monkeypatch.setattr(Worth, "floor", lambda worth, drafting=0.0: 0.0)
+    monkeypatch.setattr(draft_model, "GAIN", 1e9)
+
+
+def ask_an_oracle(engine: Engine, pool: RequestPool) -> None:
+    assert engine._speculator is not None
+    engine._speculator._proposer = Oracle(pool, 3)
+
+
+def drafted(engine: Engine) -> tuple[int, int]:
+    """Tokens that were verified, and that were right."""
+    assert engine._speculator is not None
+    total = engine._speculator.total
+    return sum(total.drafted), sum(total.accepted)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.usefixtures("any_length")
+def test_drafts_right_and_wrong_change_no_answer(pool: RequestPool, name: str) -> None:
+    trial = Trial(pool.alone, Setting(**{**vars(SETTINGS[name]), "drafts": "ngram"}))
+    ask_an_oracle(trial.engine, pool)
+    for requests, arrivals in ((pool.short, 18), (pool.long, 4), (pool.talkative, 9)):
+        assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
+    verified, right = drafted(trial.engine)
+    assert right > 100
+    assert verified - right > 100
+
+
+@pytest.mark.usefixtures("any_length")
+def test_a_cache_too_small_for_all_changes_no_answer(pool: RequestPool) -> None:
+    trial = Trial(pool.alone, Setting(**{**vars(TINY), "drafts": "ngram"}))
+    ask_an_oracle(trial.engine, pool)
+    for _ in range(8):
+        assert not (found := trial.differences(pool.talkative, arrivals=9)), "\n".join(found)
+        stats, (_, right) = trial.engine.stats(), drafted(trial.engine)
+        if stats.preemptions and stats.evictions and right > 100:
+            return
+    pytest.fail(f"the cache is not small enough for that, or too little was drafted: {stats}, {right}")
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
+@pytest.mark.usefixtures("any_length")
+def test_every_proposer_leaves_answers_as_they_are(pool: RequestPool, method: str) -> None:
+    trial = Trial(pool.alone, Setting(max_batch_size=5, drafts=method))
+    assert not (found := trial.differences([*pool.talkative, *pool.short[:8], *pool.long[:2]], arrivals=10)), "\n".join(found)
+    verified, right = drafted(trial.engine)
+    assert right > 20
+    assert verified - right > 20 or method == "draft"
+
+
+@pytest.mark.usefixtures("any_length")
+def test_a_model_that_drafts_for_itself_is_always_right(pool: RequestPool) -> None:
+    """Its frames are the target's, hits and preemptions included: what it says is wrong only if what it sees is."""
+    trial = Trial(pool.alone, Setting(max_batch_size=4, frames=24, drafts="draft"))
+    for _ in range(2):
+        assert not (found := trial.differences(pool.talkative, arrivals=8)), "\n".join(found)
+    stats, (verified, right) = trial.engine.stats(), drafted(trial.engine)
+    assert stats.preemptions > 0
+    assert stats.prefix_hits > 0
+    assert right > 0.97 * verified > 100, (verified, right)
+
+
+@pytest.mark.parametrize("level", ["topk_heads:0.5", "topk_positions:0.5"])
+@pytest.mark.usefixtures("any_length")
+def test_sparsified_and_compressed_sequences_answer_as_without_drafts(smollm2_path: Path, level: str) -> None:
+    cache = kv_settings(Format.parse("int8/int4"), Sparsity.parse(level), None)
+    pool = RequestPool(smollm2_path, 6, n_short=3, n_talkative=0, n_long=3, cache=cache, budgets=True)
+    trial = Trial(pool.alone, Setting(max_batch_size=3, chunk_size=300, frames=300, drafts="ngram"))
+    ask_an_oracle(trial.engine, pool)
+    assert not (found := trial.differences([*pool.long, *pool.short], arrivals=6)), "\n".join(found)
+    assert drafted(trial.engine)[1] > 20
+
+
+def say_that_all_is_right(patch: pytest.MonkeyPatch) -> None:
+    from tokenmill.sampling.sampler import Sampler
+
+    sample = Sampler.sample
+
+    def generous(sampler: Sampler, logits: object, draws: list[object], *stream: int) -> list[list[int]]:
+        found = sample(sampler, logits, draws, *stream)
+        return [
+            [*draw.draft[:1], tokens[0]] if len(tokens) == 1 and draw.draft else tokens for draw, tokens in zip(draws, found, strict=True)
+        ]
+
+    patch.setattr(Sampler, "sample", generous)
+
+
+def draw_for_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
+    from tokenmill.engine import runner
+    from tokenmill.sampling.sampler import Draw
+
+    patch.setattr(runner, "Draw", lambda row, state, position, draft: Draw(row, state, position + bool(draft), draft))
+
+
+@pytest.mark.parametrize("fault", [say_that_all_is_right, draw_for_the_wrong_position])
+@pytest.mark.usefixtures("any_length")
+def test_a_fault_is_found(pool: RequestPool, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for request in pool.talkative:
+        pool.alone.answers(request)
+    fault(monkeypatch)
+    trial = Trial(pool.alone, Setting(drafts="ngram"))
+    ask_an_oracle(trial.engine, pool)
+    assert any(trial.differences(pool.talkative, arrivals=6) for _ in range(2))
