@@ -155,8 +155,8 @@ def test_history_is_seen_by_target_and_draft_alike(oracle, fast_pool):
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.7}, {"top_k": 3, "temperature": 1.4}])
 def test_a_proposal_equal_to_the_target_always_stands(pool, settings):
     rng = np.random.default_rng(6)
-    logits = rng.standard_normal((5, 3000)).astype(np.float32)
-    for seed in range(200):
+    logits = rng.standard_normal((5, 1100)).astype(np.float32)
+    for seed in range(60):
         state = SamplerState(SamplingParams(seed=seed, **settings), 0, [0], ())
         draft = [token for (token,) in Sampler(pool).sample(logits, [Draw(i, state, 1 + i) for i in range(4)], PROPOSING)]
         ((*stood, _),) = Sampler(pool).reject(logits, [Draw(0, state, 1, draft)], [logits[:4]])
