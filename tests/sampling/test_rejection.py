@@ -61,6 +61,16 @@ def test_a_proposed_token_stands_or_is_replaced_as_the_definition_says(oracle, f
     assert excess(np.array(list(bonus.values())), p) < 1
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_common_noise_accepts_less_than_rejection_and_more_than_its_bound(fast_pool, pair):
+    """(1 - d) / (1 + d) for total variation distance d: Daliri, Musco and Suresh 2024."""
+    target, draft = PAIRS[pair]
+    state = SamplerState(SamplingParams(seed=3), 0, [0], ())
+    one, other = (np.array(Sampler(fast_pool).sample(z[None], [Draw(0, state, i) for i in range(N)])) for z in (target, draft))
+    most = np.minimum(softmax(target), softmax(draft)).sum()
+    assert most / (2 - most) < (one == other).mean() < 0.97 * most
+
+
 @pytest.mark.parametrize("streams", [(1, 1, 3), (1, 2, 1), (1, 2, 2), (1, 1, 1)])
 def test_a_shared_stream_of_noise_would_be_found(oracle, streams):
     """The definition with one stream for two purposes follows another distribution, which these tests see."""
