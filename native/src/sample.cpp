@@ -5,6 +5,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace mill {
@@ -145,6 +146,7 @@ int32_t draw_all(const Kernels& k, const float* z, int n, float high, const Samp
     const float inverse = float(kLog2e / how.temperature);
     constexpr int kChunk = 1024;
     alignas(64) float chance[kChunk];
+    const auto [seed, choice, position, stream] = std::tuple(how.seed, how.choice, how.position, how.stream);   // in registers
     for (int at = 0; at < n; at += kChunk) {
         const int count = std::min(kChunk, n - at);
         // A little above the true chance, so that rounding never rejects a winner.
@@ -154,7 +156,7 @@ int32_t draw_all(const Kernels& k, const float* z, int n, float high, const Samp
             float most = 0.0f;
             for (int j = 0; j < quad; ++j) most = std::max(most, chance[i + j]);
             if (!(most > 0x1p-34f)) continue;
-            const Words words = philox(how.seed, uint32_t(at + i) / 4, how.position, how.choice, how.stream);
+            const Words words = philox(seed, uint32_t(at + i) / 4, position, choice, stream);
             for (int j = 0; j < quad; ++j) {
                 const float left = float(uniform_of(~words.w[j]));   // 1 - u
                 if (left > chance[i + j]) continue;

@@ -38,12 +38,16 @@ class Oracle:
         return x
 
     @classmethod
-    def gumbel(cls, seed: int, choice: int, position: int, n: int) -> F64:
-        """The noise of tokens 0 … n - 1."""
+    def uniform(cls, seed: int, choice: int, position: npt.ArrayLike, n: int, stream: int = 0) -> F64:
+        """A number in (0, 1) for each of tokens 0 … n - 1; a row of them for each position, if there are several."""
         blocks = np.arange((n + 3) // 4, dtype=np.uint64)
-        words = cls.philox(seed, [blocks, position, choice, 0])
-        u = (np.stack(np.broadcast_arrays(*words), axis=1).reshape(-1)[:n].astype(np.float64) + 0.5) * 2.0**-32
-        return -np.log(-np.log(u))
+        words = cls.philox(seed, [blocks, np.asarray(position, np.uint64)[..., None], choice, stream])
+        fours = np.stack(np.broadcast_arrays(*words), axis=-1)
+        return (fours.reshape(*fours.shape[:-2], -1)[..., :n].astype(np.float64) + 0.5) * 2.0**-32
+
+    @classmethod
+    def gumbel(cls, seed: int, choice: int, position: npt.ArrayLike, n: int, stream: int = 0) -> F64:
+        return -np.log(-np.log(cls.uniform(seed, choice, position, n, stream)))
 
     @staticmethod
     def edited(logits: F32, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], ends: Sequence[int]) -> F32:
@@ -77,12 +81,20 @@ class Oracle:
         return order[weights >= params.min_p * (1 + slack)]
 
     @classmethod
-    def tokens(cls, z: F32, params: SamplingParams, choice: int, position: int) -> set[int]:
+    def probabilities(cls, z: F32, params: SamplingParams) -> F64:
+        """What is drawn from, of edited logits, at a temperature above 0."""
+        kept = cls.kept(z, params)
+        p = np.zeros(len(z))
+        p[kept] = np.exp((z[kept].astype(np.float64) - float(z[kept[0]])) / params.temperature)
+        return p / p.sum()
+
+    @classmethod
+    def tokens(cls, z: F32, params: SamplingParams, choice: int, position: int, stream: int = 0) -> set[int]:
         """The token of edited logits; more than one where rounding may decide."""
         if params.temperature == 0 or not np.isfinite(z).any():
             return {int(np.argmax(z))}
         assert params.seed is not None
-        noise = cls.gumbel(params.seed, choice, position, len(z))
+        noise = cls.gumbel(params.seed, choice, position, len(z), stream)
         right = set()
         for slack in (-ROUNDING, 0.0, ROUNDING):
             kept = np.sort(cls.kept(z, params, slack))
@@ -91,6 +103,17 @@ class Oracle:
             right |= set(kept[(scores >= best - ROUNDING * max(1.0, abs(best))) & (z[kept] != z[kept[scores.argmax()]])].tolist())
             right.add(int(kept[scores.argmax()]))
         return right
+
+    @classmethod
+    def rejected(cls, p: F64, q: F64, seed: int, positions: npt.NDArray[np.int64], streams: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+        """A token for each position: one of q is proposed, and stands or is replaced. streams: of proposing, accepting, replacing."""
+        proposing, accepting, replacing = streams
+        with np.errstate(divide="ignore"):
+            proposed = (np.log(q) + cls.gumbel(seed, 0, positions, len(q), proposing)).argmax(axis=1)
+        stands = cls.uniform(seed, 0, positions, 1, accepting)[:, 0] * q[proposed] < p[proposed]
+        left = np.cumsum(np.maximum(p - q, 0))
+        others = np.searchsorted(left, cls.uniform(seed, 0, positions, 1, replacing)[:, 0] * left[-1], side="right")
+        return np.where(stands, proposed, others)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +157,7 @@ class ManyDraws:
         keys = list(zip(seeds.reshape(-1).tolist(), choices.reshape(-1).tolist(), strict=True))
         states = {(s, c): SamplerState(SamplingParams(seed=s, **settings), c, [0], ()) for s, c in set(keys)}
         draws = [Draw(0, states[key], p) for key, p in zip(keys, positions.reshape(-1).tolist(), strict=True)]
-        return np.array(Sampler(self.pool).sample(row, draws), np.int32)
+        return np.array(Sampler(self.pool).sample(row, draws), np.int32).reshape(-1)
 
 
 @pytest.fixture(scope="session")

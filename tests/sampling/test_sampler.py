@@ -89,7 +89,7 @@ def random_case(rng, oracle, vocabulary):
 def sample(pool, cases):
     """All cases of one vocabulary in one call."""
     draws = [Draw(i, case.state, case.position) for i, case in enumerate(cases)]
-    return Sampler(pool).sample(np.stack([case.logits for case in cases]), draws)
+    return [token for (token,) in Sampler(pool).sample(np.stack([case.logits for case in cases]), draws)]
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +149,7 @@ def test_a_token_depends_on_nothing_but_its_own_row(fast_pool, small):
 
 def one(pool, logits, **settings):
     row = np.array([logits], np.float32)
-    return Sampler(pool).sample(row, [Draw(0, SamplerState(SamplingParams(**{"seed": 0, **settings}), 0, [0], ()), 1)])[0]
+    return Sampler(pool).sample(row, [Draw(0, SamplerState(SamplingParams(**{"seed": 0, **settings}), 0, [0], ()), 1)])[0][0]
 
 
 def test_equal_values_go_to_the_lower_id_when_greedy(pool):

@@ -18,7 +18,7 @@ def greedy(pool, logits, prompt=PROMPT, output=OUTPUT, ends=(), **settings):
     state = SamplerState(SamplingParams(temperature=0, seed=0, **settings), 0, prompt, ends)
     for token in output:
         state.observe(token)
-    return Sampler(pool).sample(np.array([logits], np.float32), [Draw(0, state, len(prompt) + len(output))])[0]
+    return Sampler(pool).sample(np.array([logits], np.float32), [Draw(0, state, len(prompt) + len(output))])[0][0]
 
 
 def value_of(pool, token, before, **settings):

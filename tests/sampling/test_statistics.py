@@ -18,11 +18,12 @@ AXES = {
     "positions": {"seed": 42, "position": COUNT},
     "choices": {"seed": 7, "choice": COUNT},
 }
+HALF = COUNT[: N // 2]
 NEIGHBOURS = {
-    "seeds": ({"seed": COUNT}, {"seed": COUNT + 1}),
-    "positions": ({"position": COUNT}, {"position": COUNT + 1}),
-    "choices": ({"seed": COUNT, "choice": 0}, {"seed": COUNT, "choice": 1}),
-    "position and choice": ({"seed": COUNT, "choice": 1, "position": 0}, {"seed": COUNT, "choice": 0, "position": 1}),
+    "seeds": ({"seed": HALF}, {"seed": HALF + 1}),
+    "positions": ({"position": HALF}, {"position": HALF + 1}),
+    "choices": ({"seed": HALF, "choice": 0}, {"seed": HALF, "choice": 1}),
+    "position and choice": ({"seed": HALF, "choice": 1, "position": 0}, {"seed": HALF, "choice": 0, "position": 1}),
 }
 
 
@@ -54,7 +55,7 @@ def test_tokens_follow_the_softmax_along(many_draws, axis):
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_divides_the_logits(many_draws, temperature):
     wanted = PROBABILITIES ** (1 / temperature)
-    tokens = many_draws(LOGITS, seed=COUNT, temperature=temperature)
+    tokens = many_draws(LOGITS, position=COUNT, temperature=temperature)
     kept = np.minimum(tokens, 9)  # the rare ones together
     wanted /= wanted.sum()
     assert_distributed(kept, np.append(wanted[:9], wanted[9:].sum()))
@@ -62,10 +63,10 @@ def test_temperature_divides_the_logits(many_draws, temperature):
 
 def test_what_a_filter_leaves_is_drawn_in_proportion(many_draws):
     left = {
-        (0, 1, 2, 3): many_draws(LOGITS, seed=COUNT, top_k=4),
-        (0, 1, 2): many_draws(LOGITS, seed=COUNT, top_p=0.5),
-        (0, 1, 2, 3, 4, 5, 6): many_draws(LOGITS, seed=COUNT, min_p=0.19),
-        (0, 1): many_draws(LOGITS, seed=COUNT, top_k=4, top_p=0.6),
+        (0, 1, 2, 3): many_draws(LOGITS, position=COUNT, top_k=4),
+        (0, 1, 2): many_draws(LOGITS, position=COUNT, top_p=0.5),
+        (0, 1, 2, 3, 4, 5, 6): many_draws(LOGITS, position=COUNT, min_p=0.19),
+        (0, 1): many_draws(LOGITS, position=COUNT, top_k=4, top_p=0.6),
     }
     for kept, tokens in left.items():
         probabilities = PROBABILITIES[list(kept)]
@@ -102,9 +103,9 @@ def test_the_noise_is_standard_gumbel():
 
 
 def test_the_noise_is_that_of_the_definition(oracle):
-    for seed, choice, position in ((0, 0, 0), (1, 2, 3), (2**64 - 1, 127, 2**24), (0x0123456789ABCDEF, 5, 4096)):
-        noise = oracle.gumbel(seed, choice, position, 999)
-        np.testing.assert_allclose([_native.gumbel(seed, choice, position, t) for t in range(999)], noise, rtol=1e-13, atol=1e-14)
+    for where in ((0, 0, 0, 0), (1, 2, 3, 1), (2**64 - 1, 127, 2**24, 3), (0x0123456789ABCDEF, 5, 4096, 2**32 - 1)):
+        noise = oracle.gumbel(*where[:3], 999, where[3])
+        np.testing.assert_allclose([_native.gumbel(*where[:3], t, where[3]) for t in range(999)], noise, rtol=1e-13, atol=1e-14)
 
 
 def test_the_generator_is_philox(oracle):
