@@ -16,7 +16,7 @@ void SuffixIndex::extend(std::span<const int32_t> tokens) {
 
 void SuffixIndex::end() {
     append(kEnd);
-    newest_ = kRoot;
+    for (; newest_ != kRoot; newest_ = states_[newest_].link, ++work_) ++states_[newest_].followed;   // by nothing, but count() takes these for occurrences
 }
 
 size_t SuffixIndex::bytes() const {

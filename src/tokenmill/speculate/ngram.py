@@ -26,9 +26,10 @@ class NGramIndex:
             return
         for size, after in self._after.items():
             start = max(self._indexed + 1 - size, 0)  # of the first n-gram that is new
-            parts = [tokens[start + i : end - size + 1 + i] for i in range(size)]
+            fresh = tokens[start:end]
+            grams = zip(*(fresh[i:] for i in range(size)), strict=False)
             # By hash, which is a third of the tuples' memory; what is found is compared.
-            after.update(zip(map(hash, zip(*parts, strict=True)), range(start + size, end + 1), strict=True))
+            after.update(zip(map(hash, grams), range(start + size, end + 1), strict=False))
         self._indexed = end
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
