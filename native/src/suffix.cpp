@@ -160,7 +160,7 @@ SuffixDraft SuffixIndex::draft(std::span<const int32_t> context, int most, doubl
         const State& s = states_[match.state];
         const double share = double(s.best_count) / s.followed;
         odds *= share * trust[match.length];
-        if (s.best == kEnd || odds < floor) break;
+        if (s.best == kEnd || (i > 0 && odds < floor)) break;
         draft.tokens.push_back(s.best);
         draft.shares.push_back(share);
         draft.matches.push_back(match.length);

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+import random
 
+import numpy as np
+import pytest
+
+from tokenmill.speculate.ngram import NGramProposer
 from tokenmill.speculate.odds import LONGEST, Odds, Promise, Track
+from tokenmill.speculate.proposer import Wish
+from tokenmill.speculate.suffix import SuffixProposer
 
 
 def test_trust_grows_with_what_came_true_and_falls_with_what_did_not():
@@ -57,3 +63,17 @@ def test_evidence_fades():
         for _ in range(n):
             odds.note(Promise(1, 1, 1.0), kept)
     assert odds.rates[1] < 0.4
+
+
+@pytest.mark.parametrize("make", [lambda: NGramProposer(0.3), lambda: SuffixProposer(0.3, 0)], ids=["ngram", "suffix"])
+def test_a_sequence_that_begins_to_repeat_itself_is_drafted_again(make):
+    """Odds that have fallen under the floor rise as soon as drafts would have come true: for matches of the very same length."""
+    rng, proposer, tokens, given = random.Random(1), make(), list(range(4)), []
+    for step in range(400):
+        tokens += [rng.randrange(1_000, 90_000), 1, 2, 3]
+        (draft,) = proposer.propose([Wish("a", tokens, 4, 1)])
+        given.append(draft.tokens)
+        tokens.append(rng.randrange(1_000, 90_000) if step < 150 else 7)
+        proposer.propose([Wish("a", tokens, 4, 0)])
+    assert given[149] == ()
+    assert given[-1] == (7,)

@@ -13,7 +13,7 @@ SIZES = (2, 3, 4)
 
 
 class NGramIndex:
-    """Where each n-gram of one sequence was last followed by something. Three dictionary entries a token, about 350 bytes."""
+    """Where each n-gram of one sequence was last followed by something. Three dictionary entries a token, about 320 bytes."""
 
     def __init__(self) -> None:
         self._after: dict[int, dict[int, int]] = {size: {} for size in SIZES}
@@ -82,9 +82,10 @@ class NGramProposer:
         for i in range(max(wish.most, 1)):
             length = min(match + i, LONGEST)
             all_right *= trust[length]
-            if all_right < self._floor:
+            if i and all_right < self._floor:
                 break
             promises.append(Promise(tokens[place + i % period], length, 1.0))
             odds.append(trust[length])
         track.promise(len(tokens), promises)
-        return Draft(tuple(p.token for p in promises[: wish.most]), tuple(odds[: wish.most]))
+        most = wish.most if odds[0] >= self._floor else 0  # the first token is checked all the same, or its odds would stay low for good
+        return Draft(tuple(p.token for p in promises[:most]), tuple(odds[:most]))
