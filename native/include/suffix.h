@@ -28,8 +28,8 @@ public:
     void end();
 
     // The likeliest continuation of a context: again and again the token that has followed its longest known suffix most often, the most recent of
-    // equals. A token's odds are its share, times the trust in matches of that length; the draft ends before the product of its odds falls
-    // under `floor`, after `most` tokens, where no suffix is known or where strings have ended most often. trust: by length of the match, 0 to depth.
+    // equals. A token's odds are its share, times the trust in matches of that length; the draft ends, but for its first token, before the product of
+    // its odds falls under `floor`; and after `most` tokens, where no suffix is known or where strings have ended most often. trust: by length of the match, 0 to depth.
     SuffixDraft draft(std::span<const int32_t> context, int most, double floor, std::span<const double> trust) const;
 
     size_t states() const { return states_.size(); }

@@ -16,7 +16,7 @@ void SuffixIndex::extend(std::span<const int32_t> tokens) {
 
 void SuffixIndex::end() {
     append(kEnd);
-    newest_ = kRoot;
+    for (; newest_ != kRoot; newest_ = states_[newest_].link, ++work_) ++states_[newest_].followed;   // by nothing, but count() takes these for occurrences
 }
 
 size_t SuffixIndex::bytes() const {
@@ -160,7 +160,7 @@ SuffixDraft SuffixIndex::draft(std::span<const int32_t> context, int most, doubl
         const State& s = states_[match.state];
         const double share = double(s.best_count) / s.followed;
         odds *= share * trust[match.length];
-        if (s.best == kEnd || odds < floor) break;
+        if (s.best == kEnd || (i > 0 && odds < floor)) break;
         draft.tokens.push_back(s.best);
         draft.shares.push_back(share);
         draft.matches.push_back(match.length);

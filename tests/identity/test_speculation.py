@@ -84,8 +84,7 @@ def test_drafts_right_and_wrong_change_no_answer(pool: RequestPool, name: str) -
     for requests, arrivals in ((pool.short, 18), (pool.long, 4), (pool.talkative, 9)):
         assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
     verified, right = drafted(trial.engine)
-    assert right > 100
-    assert verified - right > 100
+    assert min(right, verified - right) > 50, (verified, right)
 
 
 @pytest.mark.usefixtures("any_length")
@@ -104,10 +103,11 @@ def test_a_cache_too_small_for_all_changes_no_answer(pool: RequestPool) -> None:
 @pytest.mark.usefixtures("any_length")
 def test_every_proposer_leaves_answers_as_they_are(pool: RequestPool, method: str) -> None:
     trial = Trial(pool.alone, Setting(max_batch_size=5, drafts=method))
-    assert not (found := trial.differences([*pool.talkative, *pool.short[:8], *pool.long[:2]], arrivals=10)), "\n".join(found)
+    for requests, arrivals in ((pool.talkative, 9), ([*pool.short[:8], *pool.long[:2]], 8)):
+        assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
     verified, right = drafted(trial.engine)
-    assert right > 20
-    assert verified - right > 20 or method == "draft"
+    assert right > 20, (verified, right)
+    assert verified - right > 20 or method == "draft", (verified, right)
 
 
 @pytest.mark.usefixtures("any_length")

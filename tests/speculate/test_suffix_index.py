@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twins import suffix_draft
 
@@ -32,6 +32,7 @@ def built(strings, depth: int) -> SuffixIndex:
 
 @settings(max_examples=400, deadline=None)
 @given(STRINGS, st.lists(TOKENS, max_size=12), st.integers(1, 6), st.integers(0, 10), st.sampled_from([0.0, 0.2, 0.6]))
+@example(strings=[[1, 1], [2, 1, 1], []], context=[1], depth=3, most=1, floor=0.0)  # ends are counted, and are the most recent
 def test_a_draft_is_what_searching_all_strings_gives(strings, context, depth, most, floor):
     trust = [1 - 0.5 ** (n + 1) for n in range(depth + 1)]
     found = drafted(built(strings, depth), context, most, floor, trust)

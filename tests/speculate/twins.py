@@ -41,7 +41,7 @@ def suffix_draft(
         after = followers(strings, text[-match:])
         token, times = commonest(after)
         odds *= times / len(after) * trust[match]
-        if token == END or odds < floor:
+        if token == END or (draft and odds < floor):
             break
         draft.append((token, match, times / len(after)))
         text.append(token)

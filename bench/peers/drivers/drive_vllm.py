@@ -65,9 +65,7 @@ class VLLM:
         from vllm.sampling_params import RequestOutputKind
 
         name = str(next(self._ids))
-        params = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-        )
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA)
         self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
         return name
 

@@ -121,7 +121,7 @@ class Engine:
         """The second half of `step`. Nothing may be in flight."""
         assert self._flight is None, "a step is finished before the next one is started"
         if self._speculator is not None:
-            self._speculator.draft(self._scheduler.decoding(), lambda s: self._generations[s].sampler, self._scheduler.lend)
+            self._speculator.draft(self._generations, self._scheduler.decoding(), self._scheduler.lend)
         step = self._scheduler.schedule(self._clock.now())
         if step is not None:
             self._started = self._clock.now()

@@ -97,13 +97,16 @@ class Scheduler:
             del self._requests[sequence.request_id]
 
     def lend(self, sequence: Sequence, wanted: int) -> int:
-        """Frames for a draft of `wanted` tokens of a sequence that is `decoding`, if there are any to spare; returns for how many
+        """Frames for a draft of `wanted` tokens of a sequence that is `decoding`, if nobody else may need them; returns for how many
         tokens there are. They go back when the step is committed, unless a token has come to need them."""
         target, covered = sequence.target, self.kv.covered(sequence.id)
         end = target + min(wanted, sequence.draft_room)
         if end > covered:
             rest = self.n_running * self.kv.n_groups
-            if self.n_waiting or self.kv.missing(sequence.id, end, end) > self.kv.available - rest:
+            if self.n_waiting:
+                first = next(iter(self._waiting))
+                rest += self.kv.fresh(MISS, first.goal, self.limits.chunk, first.ladder)
+            if self.kv.missing(sequence.id, end, end) > self.kv.available - rest:
                 end = covered
             else:
                 self.kv.reserve(sequence.id, end, end, self.kv.n_frames if sequence.ladder is not None else rest)

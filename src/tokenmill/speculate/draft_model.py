@@ -185,7 +185,7 @@ class DraftModel:
             if writing.chance < floor:
                 continue
             writing.worth += 1
-            if writing.worth < writing.wish.most:
+            if writing.worth < writing.wish.most and token not in writing.wish.ends:
                 going.append(writing)
         self._token_seconds = _average(self._token_seconds, (time.monotonic() - begun) / len(writings))
         return going

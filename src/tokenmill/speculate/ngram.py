@@ -13,7 +13,7 @@ SIZES = (2, 3, 4)
 
 
 class NGramIndex:
-    """Where each n-gram of one sequence was last followed by something. Three dictionary entries a token, about 350 bytes."""
+    """Where each n-gram of one sequence was last followed by something. Three dictionary entries a token, about 320 bytes."""
 
     def __init__(self) -> None:
         self._after: dict[int, dict[int, int]] = {size: {} for size in SIZES}
@@ -26,9 +26,10 @@ class NGramIndex:
             return
         for size, after in self._after.items():
             start = max(self._indexed + 1 - size, 0)  # of the first n-gram that is new
-            parts = [tokens[start + i : end - size + 1 + i] for i in range(size)]
+            fresh = tokens[start:end]
+            grams = zip(*(fresh[i:] for i in range(size)), strict=False)
             # By hash, which is a third of the tuples' memory; what is found is compared.
-            after.update(zip(map(hash, zip(*parts, strict=True)), range(start + size, end + 1), strict=True))
+            after.update(zip(map(hash, grams), range(start + size, end + 1), strict=False))
         self._indexed = end
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
@@ -80,9 +81,10 @@ class NGramProposer:
         for i in range(max(wish.most, 1)):
             length = min(match + i, LONGEST)
             all_right *= trust[length]
-            if all_right < floor:
+            if i and all_right < floor:
                 break
             promises.append(Promise(tokens[place + i % period], length, 1.0))
             odds.append(trust[length])
         track.promise(len(tokens), promises)
-        return Draft(tuple(p.token for p in promises[: wish.most]), tuple(odds[: wish.most]))
+        most = wish.most if odds[0] >= floor else 0  # the first token is checked all the same, or its odds would stay low for good
+        return Draft(tuple(p.token for p in promises[:most]), tuple(odds[:most]))

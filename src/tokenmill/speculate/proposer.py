@@ -13,8 +13,9 @@ class Wish(NamedTuple):
     """A sequence that could use a draft.
 
     token_ids: prompt and output so far; for one key it only ever grows. Not copied, never changed. prompt_len: of these, the prompt's.
-    most: tokens of the draft at most; with 0 the proposer only learns. left: tokens that the sequence may put out yet.
+    most: tokens of the draft at most; with 0 the proposer only learns.
     namespace: sequences of other namespaces never see what this one has put out.
+    left: tokens that the sequence may put out yet.
     state: how the sequence is sampled, for proposers that draw; None where there is none. ends: tokens that would end it.
     """
 
@@ -22,8 +23,8 @@ class Wish(NamedTuple):
     token_ids: list[int]
     prompt_len: int
     most: int
-    left: int = 0
     namespace: str = ""
+    left: int = 0
     state: SamplerState | None = None
     ends: frozenset[int] = frozenset()
 

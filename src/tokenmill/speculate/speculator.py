@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Protocol
 
 from tokenmill.core.types import Speculation
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.costs import StepCosts
+from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Proposer, Wish, Worth
 
@@ -44,6 +46,15 @@ class Record:
         self.right += accepted
 
 
+class Drawing(Protocol):
+    """How a sequence goes on: how it is sampled, and the tokens that end it."""
+
+    @property
+    def sampler(self) -> SamplerState: ...
+    @property
+    def ends(self) -> frozenset[int]: ...
+
+
 class Speculator:
     """Asks one proposer, and gives each sequence as much of its draft as pays.
 
@@ -64,10 +75,11 @@ class Speculator:
         """The proposer's."""
         return self._proposer.name
 
-    def draft(self, sequences: Ordered[Sequence], state: Callable[[Sequence], SamplerState], lend: Callable[[Sequence, int], int]) -> None:
+    def draft(self, drawings: Mapping[Sequence, Drawing], sequences: Ordered[Sequence], lend: Callable[[Sequence, int], int]) -> None:
         """Give each a draft, maybe an empty one. They have only their newest token to compute; nothing is in flight.
 
-        state: how a sequence is sampled. lend: gets a sequence frames for so many tokens of a draft, and says for how many.
+        drawings: of these sequences, and maybe of others. lend: gets a sequence frames for so many tokens of a draft, and says for
+        how many.
         """
         rows, seconds = len(sequences), self._costs.seconds
         if not rows or not self._costs.known:
@@ -75,13 +87,10 @@ class Speculator:
         rooms = [self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
-        wishes = [
-            Wish(s.id, s.token_ids, s.prompt_len, room, s.draft_room, s.cache_salt, state(s))
-            for s, room in zip(sequences, rooms, strict=True)
-        ]
+        wishes = [self._wish(s, room, drawings[s]) for s, room in zip(sequences, rooms, strict=True)]
         plain = seconds(rows)
         worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
-        drafts = self._proposer.propose(wishes, worth)
+        drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, self._proposer.propose(wishes, worth), strict=True)]
         lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
@@ -105,8 +114,28 @@ class Speculator:
         self._proposer.forget(sequence.id)
         self._records.pop(sequence, None)
 
+    def _wish(self, sequence: Sequence, room: int, drawing: Drawing) -> Wish:
+        return Wish(
+            key=sequence.id,
+            token_ids=sequence.token_ids,
+            prompt_len=sequence.prompt_len,
+            most=room,
+            left=sequence.draft_room,
+            namespace=sequence.cache_salt,
+            state=drawing.sampler,
+            ends=drawing.ends,
+        )
+
     def _room(self, sequence: Sequence) -> int:
         record = self._records.get(sequence)
         if record is not None and record.fails(self._threshold):
             return 0
         return min(self._most, sequence.draft_room)
+
+
+def _ended(draft: Draft, ends: frozenset[int]) -> Draft:
+    """Up to the first token that would end the sequence."""
+    for at, token in enumerate(draft.tokens, 1):
+        if token in ends:
+            return Draft(draft.tokens[:at], draft.odds[:at])
+    return draft

@@ -77,7 +77,7 @@ class SuffixProposer:
         return [self._draft(wish, worth.floor()) for wish in wishes]
 
     def forget(self, key: Hashable) -> None:
-        """What the sequence has put out is proposed to others of its namespace from now on."""
+        """What the sequence has put out (of what has no room, the beginning) is proposed to others of its namespace from now on."""
         known = self._sequences.pop(key, None)
         if known is not None:
             self._earlier.add(known.namespace, known.token_ids[known.prompt_len :])
@@ -94,8 +94,10 @@ class SuffixProposer:
         assert best is not None, "a sequence has an index of its own"
         promises = [Promise(*p) for p in zip(best.tokens, best.matches, best.shares, strict=True)]
         known.track.promise(len(tokens), promises)
-        chosen = promises[: wish.most]
-        return Draft(tuple(p.token for p in chosen), tuple(p.share * float(trust[p.match]) for p in chosen))
+        odds = tuple(p.share * float(trust[p.match]) for p in promises[: wish.most])
+        if not odds or odds[0] < floor:  # the first token is checked all the same, or its odds would stay low for good
+            return Draft()
+        return Draft(tuple(best.tokens[: wish.most]), odds)
 
     def _catch_up(self, wish: Wish) -> _Known:
         known = self._sequences.get(wish.key)
