@@ -172,7 +172,8 @@ class Engine:
         if self._flight is None:
             return
         flight, self._flight = self._flight, None  # also when it fails
-        result = self._runner.finish(flight, self._generations)
+        proposals = self._speculator.proposals if self._speculator is not None and self._speculator.rejects else None
+        result = self._runner.finish(flight, self._generations, proposals)
         for sequence, tokens in result.tokens.items():
             del tokens[self._length(sequence, tokens) :]
         self._scheduler.commit(flight.step, result.tokens, result.weights)

@@ -23,6 +23,7 @@ from tokenmill.scheduler.sequence import Sequence, Weights
 
 F32 = npt.NDArray[np.float32]
 Generations = Mapping[Sequence, Generation]
+Proposals = Mapping[Sequence, F32]
 
 MAX_OUTPUTS = 64
 """Rows of logits that exist at a time; more are computed in turns, so that a large vocabulary does not cost gigabytes."""
@@ -89,17 +90,18 @@ class Runner:
         """Between two steps: each thread yields its CPU before it begins with the next one."""
         self._tape.give_way()
 
-    def finish(self, flight: Flight, generations: Generations) -> StepResult:
+    def finish(self, flight: Flight, generations: Generations, proposals: Proposals | None = None) -> StepResult:
         """Help until the step is executed: KV of its positions is written. Then turn wanted rows into tokens.
 
-        Sequences that are not in `generations` have ended since the start, and nothing is said of them.
+        proposals: verify drafts by rejection; logits that they were drawn from, by sequence. Sequences that are not in
+        `generations` have ended since the start, and nothing is said of them.
         """
         logits = self._tape.finish()
         result = StepResult(weights={sequence: found[self._keeping].sum(axis=0) for sequence, found in flight.weights.items()})
         for at, group in enumerate(flight.wanted):
             if at:
                 logits = self._tape.rerun(_rows(group))
-            self._read(logits, group, generations, result)
+            self._read(logits, group, generations, proposals, result)
         return result
 
     def _arrange(self, step: Step) -> tuple[Batch, list[list[Wanted]], dict[Sequence, Weights]]:
@@ -124,7 +126,7 @@ class Runner:
         outputs = _rows(groups[0]) if groups else array("i")
         return Batch(tokens, segments, outputs, tuple(weights.values())), groups, weights
 
-    def _read(self, logits: F32, group: list[Wanted], generations: Generations, result: StepResult) -> None:
+    def _read(self, logits: F32, group: list[Wanted], generations: Generations, proposals: Proposals | None, result: StepResult) -> None:
         """`group` are the rows that `logits` has."""
         draws: list[Draw] = []
         drawing: list[Sequence] = []
@@ -135,7 +137,11 @@ class Runner:
                 drawing.append(sequence)
             row += 1 + len(draft)
         if draws:
-            result.tokens.update(zip(drawing, self._sampler.sample(logits, draws), strict=True))
+            if proposals is None:
+                drawn = self._sampler.sample(logits, draws)
+            else:
+                drawn = self._sampler.reject(logits, draws, [_cut(proposals.get(s), d) for s, d in zip(drawing, draws, strict=True)])
+            result.tokens.update(zip(drawing, drawn, strict=True))
         questions: list[Question] = []
         asking: list[Wanted] = []
         row = 0
@@ -168,6 +174,11 @@ def _grouped(wanted: list[Wanted]) -> list[list[Wanted]]:
         groups[-1].append(w)
         room -= len(w.rows)
     return groups
+
+
+def _cut(proposal: F32 | None, draw: Draw) -> F32 | None:
+    """Of the part of a draft that came into the step."""
+    return None if proposal is None else proposal[: len(draw.draft)]
 
 
 def _rows(group: list[Wanted]) -> array[int]:

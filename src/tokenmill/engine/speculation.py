@@ -14,7 +14,8 @@ from tokenmill.kernels.layout import KVLayout
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.groups import Whole
 from tokenmill.kv.manager import KVManager
-from tokenmill.sampling.sampler import PROPOSING, Sampler
+from tokenmill.sampling.sampler import Sampler
+from tokenmill.speculate.combined import Combined
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.ngram import NGramProposer
 from tokenmill.speculate.proposer import Proposer
@@ -58,7 +59,8 @@ def build_speculator(config: EngineConfig, drafter: Drafter | None, kv: KVManage
     chosen = config.speculative_config
     if chosen.chosen == "none":
         return None
-    return Speculator(_proposer(config, drafter, kv, sampler, outputs), chosen.num_speculative_tokens, chosen.acceptance_threshold)
+    proposer = _proposer(config, drafter, kv, sampler, outputs)
+    return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection")
 
 
 def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Proposer:
@@ -80,8 +82,8 @@ def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, samp
         layout=drafter.layout,
     )
     keeping = [number for number, group in enumerate(kv.groups) if isinstance(group.retention, Whole)]
-    stream = PROPOSING if chosen.verify == "rejection" else 0
-    return DraftModel(tape, kv, sampler, keeping[0] if keeping else 0, DRAFT_ROWS, most, stream)
+    drafting = DraftModel(tape, kv, sampler, keeping[0] if keeping else 0, DRAFT_ROWS, most, chosen.verify == "rejection")
+    return Combined(SuffixProposer(EARLIER_TOKENS), drafting) if chosen.chosen == "combined" else drafting
 
 
 def _check_vocabulary(draft: Path, target: Path) -> None:

@@ -18,9 +18,10 @@ from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
-from tokenmill.sampling.sampler import NO_TOKEN, Draw, Question, Sampler
+from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Sampler
 from tokenmill.speculate.confidence import Confidence
 from tokenmill.speculate.draft import Draft
+from tokenmill.speculate.lengths import gain
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
 
@@ -35,6 +36,12 @@ EXPECTED = 128
 SHORT = 16
 """Tokens that are caught up with whatever it costs."""
 
+FIRST_RATE = 0.7
+"""Share of drafted tokens that is expected to be right before anything is known."""
+
+MEMORY = 32.0
+"""Drafted tokens that a share is an average of, about."""
+
 WEIGHT = 1 / 8
 """Of a new measurement against what is known."""
 
@@ -43,8 +50,11 @@ LONGEST_BREAK = 64
 
 
 class Writing:
-    """A sequence that gets a draft. pages: what the model looks at. fresh: where what is to be computed begins. tokens, kinds: drawn so
-    far, and how sure they are; worth: how many of them pay. computed: tokens from `fresh` on whose keys and values are there."""
+    """A sequence that gets a draft.
+
+    pages: what the model looks at. fresh: where what is to be computed begins. computed: tokens from there on whose keys and values
+    are there. tokens, kinds, logits: drawn so far, how sure they are, and what from. worth: how many of them pay.
+    """
 
     def __init__(self, wish: Wish, trail: Trail, table: PageTable) -> None:
         blind, computed = trail.computed(table, wish.token_ids)
@@ -57,6 +67,7 @@ class Writing:
         self.tokens: list[int] = []
         self.kinds: list[int] = []
         self.computed: list[int] = []
+        self.logits: list[F32] = []
         self.chance = 1.0
 
     @property
@@ -74,10 +85,11 @@ class Writing:
 
 class Known:
     """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rest:
-    steps for which it is left alone yet; rested: how many those were at first."""
+    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right."""
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: Trail, rate: float) -> None:
         self.trail = trail
+        self.rate = rate
         self.start = 0
         self.tokens: list[int] = []
         self.kinds: list[int] = []
@@ -88,24 +100,26 @@ class DraftModel:
     """Drafts with a tape whose pool has as many frames as the target's.
 
     group: of the target, whose page tables it goes by. rows: the most positions that it computes at a time; with a longer text it
-    catches up in several steps, and there is no draft until then. most: sequences at a time. stream: of the noise with which it draws.
+    catches up in several steps, and there is no draft until then. most: sequences at a time. rejects: drafts are verified by rejection,
+    so that it draws with noise of its own and says what from.
     """
 
     name = "draft"
     writes = True
 
-    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, stream: int) -> None:
+    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, rejects: bool) -> None:
         self._tape = tape
         self._kv = kv
         self._sampler = sampler
         self._group = group
         self._rows = rows
         self._most = most
-        self._stream = stream
+        self._rejects = rejects
         self._marks = Marks(kv.n_frames)
         self._known: dict[Hashable, Known] = {}
         self._numbers = count(1)
         self._confidence = Confidence()
+        self._rate = FIRST_RATE
         self._token_seconds = 0.0  # of drafting one
         self._row_seconds = 0.0  # of catching up with one
 
@@ -117,6 +131,13 @@ class DraftModel:
             left = self._extend(left, floor)
         return [Draft() if writing is None else self._end(writing) for writing in writings]
 
+    def outlook(self, wish: Wish, worth: Worth) -> float:
+        """Tokens that a draft is expected to gain, beyond those that its time would give without."""
+        known = self._known.get(wish.key)
+        if known is not None and known.rest:
+            return 0.0
+        return gain([self._rate if known is None else known.rate] * wish.most, worth, self._token_seconds)
+
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
 
@@ -124,7 +145,7 @@ class DraftModel:
         """None: no draft in this step."""
         known = self._known.get(wish.key)
         if known is None:
-            known = self._known[wish.key] = Known(Trail(self._marks, next(self._numbers)))
+            known = self._known[wish.key] = Known(Trail(self._marks, next(self._numbers)), self._rate)
         self._learn(known, wish.token_ids)
         if known.rest:
             known.rest -= 1
@@ -136,8 +157,11 @@ class DraftModel:
     def _learn(self, known: Known, token_ids: Sequence[int]) -> None:
         """Hold the last draft against what came."""
         for drafted, kind, token in zip(known.tokens, known.kinds, token_ids[known.start : known.start + len(known.tokens)], strict=False):
-            self._confidence.note(kind, drafted == token)
-            if drafted != token:
+            right = drafted == token
+            self._confidence.note(kind, right)
+            self._rate += (right - self._rate) / MEMORY
+            known.rate += (right - known.rate) / MEMORY
+            if not right:
                 break
         known.tokens, known.kinds = [], []
 
@@ -174,9 +198,11 @@ class DraftModel:
         logits = self._run(writings)
         tokens, kinds = self._draw(logits, writings)
         going = []
-        for writing, token, kind in zip(writings, tokens, kinds, strict=True):
+        for writing, token, kind, row in zip(writings, tokens, kinds, logits, strict=True):
             if token == NO_TOKEN:
                 continue
+            if self._rejects:
+                writing.logits.append(row.copy())
             assert writing.wish.state is not None
             writing.wish.state.observe(token)
             writing.tokens.append(token)
@@ -207,7 +233,7 @@ class DraftModel:
         for row, writing in enumerate(writings):
             assert writing.wish.state is not None, "a draft model draws as the sequence is sampled"
             draws.append(Draw(row, writing.wish.state, writing.position))
-        tokens = [drawn[0] for drawn in self._sampler.sample(logits, draws, self._stream)]
+        tokens = [drawn[0] for drawn in self._sampler.sample(logits, draws, PROPOSING if self._rejects else 0)]
         best = self._sampler.likelihoods(logits, [Question(row, 0, 1) for row in range(len(writings))])
         return tokens, [Confidence.class_of(float(np.exp(answer.top[0][1]))) for answer in best]
 
@@ -221,7 +247,8 @@ class DraftModel:
             known.rested = 0 if writing.worth else min(LONGEST_BREAK, max(2, 2 * known.rested))
             known.rest = known.rested
         known.start, known.tokens, known.kinds = len(wish.token_ids), writing.tokens, writing.kinds
-        return Draft(tuple(writing.tokens[: writing.worth]), tuple(map(self._confidence.rate, writing.kinds[: writing.worth])))
+        odds = tuple(map(self._confidence.rate, writing.kinds))
+        return Draft(tuple(writing.tokens), odds, np.array(writing.logits) if writing.logits else None).first(writing.worth)
 
 
 def _pages(table: PageTable, blind: int) -> Pages:

@@ -7,6 +7,9 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenmill.core.types import Speculation
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
@@ -58,12 +61,15 @@ class Drawing(Protocol):
 class Speculator:
     """Asks one proposer, and gives each sequence as much of its draft as pays.
 
-    most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them.
-    total: what was drafted since the start.
+    most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
+    whether drafts are to be verified by rejection.
+    total: what was drafted since the start. proposals: what the tokens of this step's drafts were drawn from, by `Draft.logits`.
     """
 
-    def __init__(self, proposer: Proposer, most: int, threshold: float) -> None:
+    def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
         self.total = Speculation()
+        self.proposals: dict[Sequence, npt.NDArray[np.float32]] = {}
+        self.rejects = rejects
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
@@ -92,8 +98,11 @@ class Speculator:
         worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, self._proposer.propose(wishes, worth), strict=True)]
         lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
+        self.proposals.clear()
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
+            if draft.logits is not None and sequence.draft:
+                self.proposals[sequence] = draft.logits
 
     def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
@@ -113,6 +122,7 @@ class Speculator:
         """The sequence is over."""
         self._proposer.forget(sequence.id)
         self._records.pop(sequence, None)
+        self.proposals.pop(sequence, None)
 
     def _wish(self, sequence: Sequence, room: int, drawing: Drawing) -> Wish:
         return Wish(
@@ -137,5 +147,5 @@ def _ended(draft: Draft, ends: frozenset[int]) -> Draft:
     """Up to the first token that would end the sequence."""
     for at, token in enumerate(draft.tokens, 1):
         if token in ends:
-            return Draft(draft.tokens[:at], draft.odds[:at])
+            return draft.first(at)
     return draft
