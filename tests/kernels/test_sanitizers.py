@@ -28,11 +28,13 @@ def compile_object(source: Path, to: Path, flags: str) -> Path:
     return to
 
 
-def run_driver(folder: Path, flags: str, options: dict[str, str]) -> None:
+def run_driver(folder: Path, flags: str, options: dict[str, str], name: str = "sanitize.cpp") -> None:
     flags = f"-O1 -g1 {flags} -Dmmap=guarded_mmap -Dmunmap=guarded_munmap"
-    objects = [compile_object(NATIVE / f"src/{n}.cpp", folder / f"{n}.o", flags) for n in ("pool", "pack", "tape", "variants")]
+    objects = [
+        compile_object(NATIVE / f"src/{n}.cpp", folder / f"{n}.o", flags) for n in ("pool", "pack", "tape", "sample", "verify", "variants")
+    ]
     objects += [compile_object(NATIVE / f"src/{v}/kernels.cpp", folder / f"{v}.o", f"{flags} {FLAGS[v]}") for v in VARIANTS]
-    objects.append(compile_object(Path(__file__).with_name("sanitize.cpp"), folder / "driver.o", flags))
+    objects.append(compile_object(Path(__file__).with_name(name), folder / "driver.o", flags))
     driver = folder / "driver"
     subprocess.run(["g++", *flags.split(), *map(str, objects), "-o", str(driver), "-pthread"], check=True)
     # sanitizers need their shadow memory where address randomisation may put a library
@@ -42,16 +44,21 @@ def run_driver(folder: Path, flags: str, options: dict[str, str]) -> None:
     assert done.stdout == "done\n"
 
 
-def test_no_byte_out_of_bounds_and_no_undefined_behaviour(tmp_path):
-    run_driver(tmp_path, "-fsanitize=address,undefined -fno-sanitize-recover=all", {"UBSAN_OPTIONS": "print_stacktrace=1"})
+DRIVERS = pytest.mark.parametrize("name", ["sanitize.cpp", "sanitize_sampling.cpp"])
+
+
+@DRIVERS
+def test_no_byte_out_of_bounds_and_no_undefined_behaviour(tmp_path, name):
+    run_driver(tmp_path, "-fsanitize=address,undefined -fno-sanitize-recover=all", {"UBSAN_OPTIONS": "print_stacktrace=1"}, name)
 
 
 def test_a_step_like_an_earlier_one_takes_nothing_from_the_heap(tmp_path):
     run_driver(tmp_path, "-DCOUNT_ALLOCATIONS", {})
 
 
-def test_threads_do_not_race(tmp_path):
-    run_driver(tmp_path, "-fsanitize=thread", {"TSAN_OPTIONS": "halt_on_error=1"})
+@DRIVERS
+def test_threads_do_not_race(tmp_path, name):
+    run_driver(tmp_path, "-fsanitize=thread", {"TSAN_OPTIONS": "halt_on_error=1"}, name)
 
 
 @pytest.mark.skipif(not X86, reason="the other variants are for x86-64")

@@ -24,7 +24,10 @@ def softmax(logits):
 
 
 def excess(tokens, p):
-    """Chi-squared of tokens against p, over what chance exceeds once in 30,000 times (Wilson and Hilferty 1931). What is too rare counts together."""
+    """Chi-squared of tokens against p, over what chance exceeds once in 30,000 times (Wilson and Hilferty 1931).
+
+    What is too rare counts together.
+    """
     order = np.argsort(p)[::-1]
     often = max(1, int((p[order] * len(tokens) > 10).sum()))
     found = np.bincount(tokens, minlength=len(p))[order]
