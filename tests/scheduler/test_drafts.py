@@ -68,7 +68,7 @@ def test_frames_that_others_need_are_not_lent() -> None:
     run(s)
     assert s.lend(a, 12) == 12
     run(s)
-    add(s, "c", 40)
+    add(s, "c", 40, 20)
     assert s.lend(a, 12) == 5, "somebody waits for what is free"
 
 
