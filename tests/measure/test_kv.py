@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from tokenmill.core.kv_spelling import Format
+from tokenmill.core.types import KVType
 from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.measure.kv_formats import format_rows, formats_table
@@ -48,6 +52,12 @@ def test_formats_are_page_arithmetic(name: str, group_size: int | None, head_byt
     (row,) = [row for row in format_rows(64, 90) if (row["format"], row["group_size"]) == (name, group_size)]
     assert (row["head_bytes"], row["token_bytes"], row["ratio"]) == (head_bytes, 90 * head_bytes, 256 / head_bytes)
     assert float(row["ratio"] or 0) <= float(row["limit"] or 0)
+
+
+@pytest.mark.parametrize(("key", "value"), [*product(get_args(KVType), repeat=2)])
+def test_what_a_format_is_called_is_how_it_is_asked_for(key: KVType, value: KVType) -> None:
+    asked = Format.parse(str(KVFormat(key, value, 96)))
+    assert (asked.key, asked.value, asked.group_size) == (key, value, None if key == value == "bf16" else 96)
 
 
 def limits(once: float, others_to_first: float) -> dict[str, Row]:

@@ -5,9 +5,9 @@ import pytest
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.errors import KVBudgetTooSmall
-from tokenmill.core.types import FRAME, SamplingParams
+from tokenmill.core.types import FRAME, SamplingParams, Streaming
 from tokenmill.kv.budget import WEIGHED, SparsePolicy
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler, Step

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.types import KVType, Strategy
 
-WIDE = "bf16"
-DTYPES = (WIDE, "int8", "int4")
-STRATEGIES = ("topk_heads", "topk_positions")
+WIDE: KVType = "bf16"
+TYPES: dict[str, KVType] = {name: name for name in get_args(KVType)}
+STRATEGIES: dict[str, Strategy] = {name: name for name in get_args(Strategy) if name != "none"}
 
 
 @dataclass(frozen=True)
 class Format:
     """How keys and values are stored. calibrated: keys with the factors of `tokenmill calibrate`, or with the plain scheme."""
 
-    key: str = WIDE
-    value: str = WIDE
+    key: KVType = WIDE
+    value: KVType = WIDE
     group_size: int | None = None
     calibrated: bool = True
 
@@ -30,13 +31,13 @@ class Format:
         key, _, value = dtypes.partition("/")
         plain = rest[-1:] == ["plain"]
         sizes = rest[:-1] if plain else rest
-        known = key in DTYPES and value in DTYPES and (key, value) != (WIDE, WIDE)
+        known = key in TYPES and value in TYPES and (key, value) != (WIDE, WIDE)
         if not known or len(sizes) > 1 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
             raise ConfigError(
-                f"--kv is {text!r}, but must be bf16 or KEY/VALUE[:GROUP][:plain] of {', '.join(DTYPES)}, such as int8/int4:64",
+                f"--kv is {text!r}, but must be bf16 or KEY/VALUE[:GROUP][:plain] of {', '.join(TYPES)}, such as int8/int4:64",
                 param="--kv",
             )
-        return cls(key, value, int(sizes[0]) if sizes else None, not plain)
+        return cls(TYPES[key], TYPES[value], int(sizes[0]) if sizes else None, not plain)
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class Format:
 class Sparsity:
     """How KV is given up once a request has nearly used its budget."""
 
-    strategy: str
+    strategy: Strategy
     keep_ratio: float
 
     @classmethod
@@ -58,10 +59,10 @@ class Sparsity:
         """`strategy:keep ratio`. Raises `ConfigError`."""
         strategy, _, ratio = text.partition(":")
         try:
-            found = cls(strategy, float(ratio))
-        except ValueError:
+            found = cls(STRATEGIES[strategy], float(ratio))
+        except (KeyError, ValueError):
             found = None
-        if found is None or strategy not in STRATEGIES or not 0 <= found.keep_ratio < 1:
+        if found is None or not 0 <= found.keep_ratio < 1:
             raise ConfigError(
                 f"--sparse is {text!r}, but must be {' or '.join(STRATEGIES)}, and a ratio from 0 to below 1 such as topk_heads:0.7",
                 param="--sparse",

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from tokenmill.core.config import CompressionConfig, EngineConfig
 from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.types import Pair, Strategy, Streaming
 from tokenmill.kernels.layout import KVFormat, KVLayout
-from tokenmill.kv.budget import SparsePolicy, Strategy
-from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, divide
+from tokenmill.kv.budget import SparsePolicy
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window, divide
 from tokenmill.models.calibration import STREAMING, Calibration
 from tokenmill.models.config import ModelConfig
 
@@ -74,7 +75,7 @@ def design_cache(config: EngineConfig, model: ModelConfig, calibration: Calibrat
     if policy.strategy == "topk_heads":
         assert calibration is not None, "topk_heads needs the heads' profile"
         whole, streaming = calibration.divide(rules.pop(Whole(), []), sparse.keep_ratio)
-        rules |= {rule: pairs for rule, pairs in ((Whole(), whole), (Streaming(*STREAMING), streaming)) if pairs}
+        rules |= {rule: pairs for rule, pairs in ((Whole(), whole), (STREAMING, streaming)) if pairs}
         identity += f" heads of {calibration.digest}"
     keys = None
     if _calibrates_keys(config):

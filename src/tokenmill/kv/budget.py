@@ -11,15 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Strategy
 from tokenmill.kv.footprint import Footprint, frames_for
 
 WEIGHED = 64
 """Positions before a point whose attention weights decide which frames go; their own frames stay."""
-
-Strategy = Literal["topk_heads", "topk_positions", "none"]
 
 
 @dataclass(frozen=True, slots=True)

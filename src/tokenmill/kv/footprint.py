@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.types import FRAME
-from tokenmill.kv.groups import KVGroup, Streaming, Window
+from tokenmill.core.types import FRAME, Streaming
+from tokenmill.kv.groups import KVGroup, Window
 
 
 def frames_for(n_tokens: int) -> int:

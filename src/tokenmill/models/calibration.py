@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.errors import CalibrationError, ModelFileError
-from tokenmill.kernels.layout import KeyCalibration, Pair, Streaming
+from tokenmill.core.types import Pair, Streaming
+from tokenmill.kernels.layout import KeyCalibration
 from tokenmill.weights.safetensors import read_safetensors, safetensors_bytes
 from tokenmill.weights.store import install
 from tokenmill.weights.tensor import RawTensor
