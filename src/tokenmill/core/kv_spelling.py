@@ -1,4 +1,4 @@
-"""KV settings as people write them on a command line, `int8/int4:64` and `topk_heads:0.7`, and what they are in a configuration."""
+"""KV settings as people write them on a command line, `int8/int4:64` and `topk_heads:0.7@0.8`, and what they are in a configuration."""
 
 from __future__ import annotations
 
@@ -49,22 +49,26 @@ class Format:
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How KV is given up once a request has nearly used its budget."""
+    """How KV is given up once a request has nearly used its budget. trigger: the share of the budget at which it begins, if it is not
+    the engine's own."""
 
     strategy: Strategy
     keep_ratio: float
+    trigger: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Sparsity:
-        """`strategy:keep ratio`. Raises `ConfigError`."""
-        strategy, _, ratio = text.partition(":")
+        """`strategy:keep ratio[@trigger]`. Raises `ConfigError`."""
+        strategy, _, level = text.partition(":")
+        ratio, at, trigger = level.partition("@")
         try:
-            found = cls(STRATEGIES[strategy], float(ratio))
+            found = cls(STRATEGIES[strategy], float(ratio), float(trigger) if at else None)
         except (KeyError, ValueError):
             found = None
-        if found is None or not 0 <= found.keep_ratio < 1:
+        if found is None or not 0 <= found.keep_ratio < 1 or not (found.trigger is None or 0 < found.trigger <= 1):
             raise ConfigError(
-                f"--sparse is {text!r}, but must be {' or '.join(STRATEGIES)}, and a ratio from 0 to below 1 such as topk_heads:0.7",
+                f"--sparse is {text!r}, but must be {' or '.join(STRATEGIES)}, a ratio from 0 to below 1, and if it is to begin elsewhere "
+                "than near the budget's end a share of it up to 1: topk_heads:0.7, or topk_heads:0.7@0.5",
                 param="--sparse",
             )
         return found
@@ -72,7 +76,7 @@ class Sparsity:
     @property
     def name(self) -> str:
         """As `parse` reads it."""
-        return f"{self.strategy}:{self.keep_ratio:g}"
+        return f"{self.strategy}:{self.keep_ratio:g}" + ("" if self.trigger is None else f"@{self.trigger:g}")
 
 
 def kv_settings(format: Format, sparsity: Sparsity | None, budget_mb: float | None) -> dict[str, Any]:
@@ -88,5 +92,6 @@ def kv_settings(format: Format, sparsity: Sparsity | None, budget_mb: float | No
     settings: dict[str, Any] = {"kv_cache_config": cache} if cache else {}
     if sparsity is not None:
         chosen = {"strategy": sparsity.strategy, "keep_ratio": sparsity.keep_ratio}
-        settings["attention_config"] = {"sparse_attention": {"enabled": True, **chosen}}
+        trigger = {} if sparsity.trigger is None else {"trigger_threshold": sparsity.trigger}
+        settings["attention_config"] = {"sparse_attention": {"enabled": True, **chosen, **trigger}}
     return settings

@@ -22,9 +22,13 @@ Kv = Annotated[
 ]
 Sparse = Annotated[
     list[str] | None,
-    typer.Option(help="A level of sparsification, STRATEGY:KEEP_RATIO such as topk_heads:0.7, tried with every format; several times too."),
+    typer.Option(
+        help="A level of sparsification, STRATEGY:KEEP_RATIO[@SHARE] such as topk_heads:0.7, tried with every format; several times too."
+    ),
 ]
-BudgetMb = Annotated[float | None, typer.Option(help="With --sparse: MiB of KV of a request, which is sparsified near their end.")]
+BudgetMb = Annotated[
+    float | None, typer.Option(help="With --sparse: MiB of KV of a request, which is sparsified near their end, or at a SHARE of them.")
+]
 File = Annotated[Path | None, typer.Option("--file", help="A text of one's own instead of those that come with Python.", metavar="FILE")]
 Tokens = Annotated[int, typer.Option(min=2, help="Tokens of each text that are read.")]
 Window = Annotated[int, typer.Option(min=2, help="Tokens of a piece that is read on its own.")]
