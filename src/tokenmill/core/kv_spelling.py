@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -77,6 +78,11 @@ class Sparsity:
     def name(self) -> str:
         """As `parse` reads it."""
         return f"{self.strategy}:{self.keep_ratio:g}" + ("" if self.trigger is None else f"@{self.trigger:g}")
+
+
+def at_least(number: float, digits: int = 3) -> str:
+    """A number with so many decimals, rounded up: who sets what a message names is not told the same again."""
+    return f"{math.ceil(number * 10**digits - 1e-6) / 10**digits:.{digits}f}"
 
 
 def kv_settings(format: Format, sparsity: Sparsity | None, budget_mb: float | None) -> dict[str, Any]:

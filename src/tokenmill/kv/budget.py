@@ -84,6 +84,17 @@ class Ladder:
         """Whether a sequence can cover `n_tokens` positions within the budget."""
         return self.peak(n_tokens) <= self.budget
 
+    def enough(self, n_tokens: int) -> int:
+        """A budget in which `n_tokens` positions fit, which they do not in this one: the least, if they fit in all larger ones."""
+
+        def fits(budget: int) -> bool:
+            return Ladder(budget, self._policy, self._footprint).fits(n_tokens)
+
+        known = self.peak(n_tokens)
+        while not fits(known):
+            known *= 2
+        return bisect_left(range(known), True, lo=self.budget + 1, key=fits)
+
     def longest(self) -> int:
         """Tokens that fit before anything has to go, or of which the budget would hold any number: then the budget's own number."""
         return FRAME * (self._reach(self.budget, 0) or self.budget)
