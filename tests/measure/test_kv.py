@@ -11,6 +11,7 @@ import pytest
 from tokenmill.core.kv_spelling import Format
 from tokenmill.core.types import KVType
 from tokenmill.kernels.layout import KVFormat, KVLayout
+from tokenmill.kv.budget import SparsePolicy
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.measure.kv_formats import format_rows, formats_table
 from tokenmill.measure.kv_limits import HIT, ONCE, limit_rows, limits_table
@@ -22,7 +23,7 @@ from tokenmill.measure.report import Row
 
 def model(*groups: KVGroup) -> KVModel:
     layout = KVLayout(KVFormat(), tuple(group.pairs for group in groups), (None,) * len(groups))
-    return KVModel(groups, layout, 64, len(groups), 40_000)
+    return KVModel(groups, layout, 64, len(groups), 40_000, SparsePolicy())
 
 
 WHOLE = model(KVGroup("whole", Whole(), ((0, 0),)))
