@@ -37,6 +37,10 @@ class Footprint:
         whole = len(groups) - sum(windows.values()) - len(streams)
         return cls(whole, len(streams), sinks, recent, tuple(windows.items()))
 
+    @property
+    def groups(self) -> int:
+        return self.whole + self.streaming + sum(groups for _, groups in self.windows)
+
     def kept(self, frames: int, dropped: int = 0, sparse: bool = False) -> int:
         """What a sequence with `frames` frames of positions keeps while it decodes.
 
