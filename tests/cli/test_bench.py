@@ -138,7 +138,7 @@ def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatc
     assert {row["policy"]: row["entries"] for row in steps[:5]} == {"dynamic": 8, "8": 8, "16": 4, "32": 3, "64": 2}
     limits = written.tables["limits"]
     assert len(limits) == 7
-    assert limits[0]["verdict"] == limits[1]["verdict"] == "held"
+    assert [row["verdict"] for row in limits[:3]] == ["held", "held", "not judged"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -61,9 +61,10 @@ def test_what_a_format_is_called_is_how_it_is_asked_for(key: KVType, value: KVTy
     assert (asked.key, asked.value, asked.group_size) == (key, value, None if key == value == "bf16" else 96)
 
 
-def limits(once: float, others_to_first: float) -> dict[str, Row]:
+def limits(once: float, others_to_first: float, shared: int = 2000, own: int = 32) -> dict[str, Row]:
     sharing, formats = sharing_table(), formats_table()
-    sharing.rows.append({"sharing": "radix", "arrival": "one by one", "once": once, "others_to_first": others_to_first})
+    size: Row = {"shared": shared, "own": own}
+    sharing.rows.append(size | {"sharing": "radix", "arrival": "one by one", "once": once, "others_to_first": others_to_first})
     formats.rows.extend(format_rows(64, 1))
     table = limits_table()
     table.rows.extend(limit_rows(sharing, pages_table(), steps_table(), formats))
@@ -78,6 +79,23 @@ def test_a_limit_is_held_or_missed_on_its_own_side() -> None:
     assert [bad[name]["verdict"] for name in names] == ["MISSED", "MISSED"]
     assert good[HIT.name]["used"] == pytest.approx(0.8)
     assert len(good) == 3, "no figure, no limit"
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "once", "hit"),
+    [
+        (1000, 50, "MISSED", "MISSED"),
+        (999, 10, "MISSED", "not judged"),
+        (2000, 101, "MISSED", "not judged"),
+        (80, 4, "MISSED", "not judged"),
+        (79, 1, "not judged", "not judged"),
+    ],
+)
+def test_prompts_for_which_nothing_is_promised_are_not_judged(shared: int, own: int, once: str, hit: str) -> None:
+    found = limits(0.0, 0.5, shared, own)
+    assert [found[name]["verdict"] for name in (f"{ONCE.name}, one by one", HIT.name)] == [once, hit]
+    assert (found[HIT.name]["used"] is None) is (hit == "not judged")
+    assert found[HIT.name]["figure"] == 0.5
 
 
 def test_users_share_a_system_prompt_and_nothing_else() -> None:
