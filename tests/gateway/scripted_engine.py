@@ -83,7 +83,7 @@ class ScriptedEngine:
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
         self.info = EngineInfo(
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
-            kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
+            kv_bytes=80_000, kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
             max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
             load_seconds=0.0,
         )  # fmt: skip

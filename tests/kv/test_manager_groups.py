@@ -8,10 +8,10 @@ import pytest
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.messages import PageCounts
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Streaming
 from tokenmill.kv.budget import WEIGHED, Rung, SparsePolicy
 from tokenmill.kv.footprint import frames_for
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import PrefixHit
 

@@ -49,7 +49,7 @@ def test_an_engines_decode_steps_have_all_sequences_in_them(smollm2_path: Path) 
 
 
 def test_more_sequences_than_fit_are_refused(smollm2_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"need \d+ tokens of KV"):
+    with pytest.raises(ConfigError, match=r"need [\d.]+ GB of KV cache, the pool has [\d.]+: lower --batch-sizes or --context"):
         list(engine_steps(smollm2_path, 1, [4096], 8000, CEILINGS, seed=0))
 
 

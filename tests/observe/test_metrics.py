@@ -12,8 +12,9 @@ from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.observe.metrics import Metrics
 
 INFO = EngineInfo(
-    model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes_per_token=100, kv_format="int8/int4:64",
-    kv_bytes_saved_per_token=150, max_batch_size=4, threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
+    model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes=4000, kv_bytes_per_token=100,
+    kv_format="int8/int4:64",    kv_bytes_saved_per_token=150, max_batch_size=4,
+    threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
 )  # fmt: skip
 STATS = Stats(
     running=1, waiting=2, kv_total=10, kv_free=4, kv_cached=1, kv_held=5, kv_shared=2, kv_saved=3, kv_frame_bytes=400, kv_unfilled=10,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Hashable, Iterable
 import pytest
 from world import Setting, World
 
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Streaming
 from tokenmill.kv import manager, prefix_tree
 from tokenmill.kv.buddy import BuddyAllocator
 from tokenmill.kv.budget import SparsePolicy
 from tokenmill.kv.companions import Companions
-from tokenmill.kv.groups import Streaming, Whole, Window
+from tokenmill.kv.groups import Whole, Window
 from tokenmill.kv.holding import Follower
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_cache import PrefixCache, Rule

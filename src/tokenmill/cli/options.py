@@ -27,7 +27,11 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus ans
 Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
 Kv = Annotated[str, typer.Option("--kv", help="How keys and values are kept: bf16, or KEY/VALUE[:GROUP][:plain] such as int8/int4.")]
 Sparse = Annotated[
-    str | None, typer.Option(help="What an answer gives up near the end of its KV budget: topk_heads or topk_positions, and :KEEP_RATIO.")
+    str | None,
+    typer.Option(
+        help="What an answer gives up near the end of its KV budget, or at a SHARE of it: topk_heads or topk_positions, "
+        "and :KEEP_RATIO[@SHARE]."
+    ),
 ]
 KvBudgetMb = Annotated[float | None, typer.Option("--kv-budget-mb", help="MiB that the keys and values of one answer may take.")]
 

@@ -101,12 +101,11 @@ def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: 
         path, body = "/v1/completions", {"model": name, "prompt": "The sky is blue because", "max_tokens": 64}
     key = " -H 'Authorization: Bearer KEY'" if with_key else ""
     where = f" on CPUs {info.cpus}" if info.cpus else ""
-    gigabytes = info.kv_tokens * info.kv_bytes_per_token / 1e9
     return "\n".join(
         [
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
-            f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB of {info.kv_format})",
+            f"  KV       {info.kv_tokens} tokens ({info.kv_bytes / 1e9:.2f} GB of {info.kv_format})",
             f"  compute  {info.threads} threads{where}, {info.kernels} kernels",
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]

@@ -16,7 +16,7 @@ import msgspec
 
 from tokenmill.core.cpus import parse_cpus
 from tokenmill.core.errors import ConfigError, NotBuiltYet
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, KVType, Strategy
 
 PAGE_TOKENS = (8, 16, 32, 64)
 MAX_DRAFT = 48
@@ -69,8 +69,8 @@ class CompressionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     enabled: bool = False
-    key_dtype: Literal["bf16", "int8", "int4"] = "int8"
-    value_dtype: Literal["bf16", "int8", "int4"] = "int4"
+    key_dtype: KVType = "int8"
+    value_dtype: KVType = "int4"
     calibration_method: Literal["minmax", "none"] = "minmax"
     group_size: int = 128
 
@@ -106,7 +106,7 @@ class SparseAttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """
 
     enabled: bool = False
-    strategy: Literal["topk_heads", "topk_positions", "none"] = "topk_heads"
+    strategy: Strategy = "topk_heads"
     keep_ratio: float = 0.7
     trigger_threshold: float = 0.9
 
