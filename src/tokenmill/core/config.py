@@ -147,6 +147,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             return self.method
         return "none" if self.model is None else "draft"
 
+    @property
+    def model_name(self) -> str | None:
+        """What the draft model is called where people read it."""
+        return None if self.model is None else Path(self.model).stem
+
     def __post_init__(self) -> None:
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFT:
             raise ConfigError(
