@@ -13,7 +13,7 @@ import pytest
 from guesser import Guesser, engines_guess_by
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
-from tokenmill.core.types import SpeculationUsage
+from tokenmill.core.types import FRAME, SpeculationUsage
 from tokenmill.llm import RequestOutput
 
 COUNT = "Count: one, two, three, four, five, six, seven, eight, nine, ten. Count again: one, two,"
@@ -150,6 +150,31 @@ def test_an_end_token_whose_text_ends_a_stop_string_is_the_reason(plain: LLM, dr
     assert wanted.outputs[0].text.endswith("<|im_end|>")
     assert wanted.outputs[0].stop_reason == whole.outputs[0].token_ids[-1]
     same(wanted, drafting.chat(FRANCE, params_of(more))[0])
+
+
+def test_what_is_given_up_behind_a_stop_string_is_not_told(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may come to a point of the budget with tokens that the answer is not to have."""
+    guesser, prompt = Guesser(), COUNT * 18
+    settings = SETTINGS | {"max_model_len": 1024, "attention_config": {"sparse_attention": {"enabled": True, "strategy": "topk_heads"}}}
+    with LLM(smollm2_path, **settings) as plain:
+        engines_guess_by(guesser, monkeypatch)
+        with LLM(smollm2_path, **settings) as drafting:
+            base = {"temperature": 0, "ignore_eos": True, "kv_budget_mb": 600 * plain.info.kv_bytes_per_token / 2**20}
+            whole = plain.generate(prompt, params_of(base))[0]
+            teach(guesser, whole)
+            drafting.generate(prompt, params_of(base | {"max_tokens": 1}))
+            tokens, told = whole.outputs[0].token_ids, set()
+            for end in range(8, 32):
+                stop = plain.tokenizer.decode(tokens[:end])
+                params = params_of(base | {"stop": (stop,), "include_stop_str_in_output": True})
+                wanted, result = (llm.generate(prompt, params)[0] for llm in (plain, drafting))
+                told.add(wanted.usage.kv.sparsified_from)
+                # Heads that look back a fixed distance drop a frame every 8 tokens, and the step told it of those up to its first.
+                assert 0 <= wanted.usage.kv.dropped_tokens - result.usage.kv.dropped_tokens <= FRAME
+                assert wanted.usage.kv.sparsified_from == result.usage.kv.sparsified_from
+                result.usage.kv = wanted.usage.kv
+                same(wanted, result)
+            assert len(told) == 2, "some answers end before the first point, some behind it"
 
 
 def test_prompts_together_answer_as_without(plain: LLM, drafting: LLM, guesser: Guesser) -> None:

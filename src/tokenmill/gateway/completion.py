@@ -126,8 +126,6 @@ class Completion:
         choice = self._choices[index]
         if output.prompt_logprobs is not None and self._scorer.setdefault(place, output.choice) == output.choice:
             self.prompt_logprobs[place] += output.prompt_logprobs
-        if output.sparsified_from is not None:
-            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
         if output.tokens:
             self._observe(place, choice, output)
         before = choice.text.token_count
@@ -136,6 +134,8 @@ class Completion:
         self._metrics.generated(kept)
         if output.drafted:
             self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
+        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
+            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
         if delta is None:
             return None
         if delta.finish_reason is not None:

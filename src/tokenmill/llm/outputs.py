@@ -107,9 +107,6 @@ class Collector:
         if output.prompt_logprobs is not None and self.result.prompt_logprobs is None:
             self.result.prompt_logprobs = output.prompt_logprobs
         usage.cached_tokens = max(usage.cached_tokens, output.cached_tokens)
-        if output.sparsified_from is not None:
-            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
-            usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         before = text.token_count
         delta = text.push(output)
         kept = text.token_count - before
@@ -117,6 +114,9 @@ class Collector:
         if output.drafted:
             self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
             usage.speculation = self._drafted()
+        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
+            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
+            usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         if delta is None:
             return False
         choice.text += delta.text
