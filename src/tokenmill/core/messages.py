@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.types import FinishReason, SamplingParams, TokenLogprobs
+from tokenmill.core.types import FinishReason, SamplingParams, Speculation, TokenLogprobs
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate", kw_only=True):
@@ -127,6 +127,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     cpus: str | None = None
     """Those that the threads are kept on, as in the config; None: wherever the system puts them."""
     kernels: str
+    proposer: str | None = None
+    """Who drafts; None: nobody."""
+    draft_model: str | None = None
+    """The model that does, if one does."""
     fingerprint: str
     pid: int
     load_seconds: float
@@ -177,6 +181,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     prompt_tokens: int
     generation_tokens: int
     steps: int
+    speculation: Speculation | None = None
+    """None: nobody drafts."""
 
 
 FromEngine = EngineInfo | StepOutput | Failed | Stats

@@ -191,6 +191,33 @@ class Speculation(msgspec.Struct):
             self.accepted[position] += position < accepted
 
 
+class SpeculationUsage(msgspec.Struct, frozen=True):
+    """What was drafted for an answer, over all its choices, and what of it is in the answer.
+
+    proposer: who drafted. drafts, mean_accepted_length, *_by_position: as in `Speculation`. drafted, accepted: tokens over all positions.
+    """
+
+    proposer: str
+    drafts: int
+    drafted: int
+    accepted: int
+    mean_accepted_length: float
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+
+    @classmethod
+    def of(cls, proposer: str, counted: Speculation) -> SpeculationUsage:
+        return cls(
+            proposer,
+            counted.drafts,
+            sum(counted.drafted),
+            sum(counted.accepted),
+            counted.mean_accepted_length,
+            list(counted.drafted),
+            list(counted.accepted),
+        )
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, in nats, of the model's own distribution (before bias and filters).
 

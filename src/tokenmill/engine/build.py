@@ -61,6 +61,8 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     )
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
+    sampler = sampler or Sampler(pool)
+    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
     info = EngineInfo(
         model=config.name,
         architecture=model.config.architecture,
@@ -75,14 +77,14 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,
+        proposer=None if speculator is None else speculator.name,
+        draft_model=config.speculative_config.model_name,
         fingerprint=fingerprint(digest.result(), pool.variant, identity),
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
-    sampler = sampler or Sampler(pool)
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
-    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
     return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, speculator, check_when_idle=checks)
 
 
