@@ -134,7 +134,7 @@ template <int lines> inline void fetch_lines(const uint8_t*& ahead) {
 // fetched.
 template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
     constexpr FormTraits t = traits(form);
-    const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
+    const int n = kChainRows == kFewRows ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
     F acc[R], scale[t.unit][2];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
@@ -162,7 +162,7 @@ template <int R> void outlier_rows(const QuantTile& tile, int first, const Linea
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
-// Rows of the tile from `first` on: kRows at a time, then what is left.
+// Rows of the tile from `first` on: kChainRows at a time, then what is left.
 template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
     for (; tile.n - first >= R; first += R, ahead = nullptr) chain_rows<form, R>(panel, tile, first, ahead, result);
     if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
@@ -228,11 +228,11 @@ template <Form form> void linear_form(const Weight& w, int panel, int end, const
         const int n = panel * kLanes;
         for (int t = 0; t < tiles; ++t) {
             const QuantTile tile = x.tile(t);
-            F result[kTile];
+            F result[kFewRows];
             const Target target(out, t, n);
             // Fetched for writing while the chain runs.
             for (int r = 0; r < tile.n; ++r) __builtin_prefetch(target.to + r * target.step, 1);
-            chain<form, kRows>(bytes, tile, 0, ahead_of(w, panel, t, x, fetch), result);
+            chain<form, kChainRows>(bytes, tile, 0, ahead_of(w, panel, t, x, fetch), result);
             // The first chain has brought the panel into the cache, in order.
             if (t == 0) fill_columns<form>(bytes, scratch);
             if (tile.slots) outliers<kRows>(tile, 0, scratch, result);
