@@ -200,16 +200,21 @@ template <Form form> void place_columns(const QuantRows& x, LinearScratch& s) {
     s.count = count;
 }
 
-// Those columns of a panel as numbers.
+// Those columns of a panel as numbers. Columns of one block follow each other.
 template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, const LinearScratch& s) {
-    for (const ColumnPlace* p = s.places; p < s.places + s.count; ++p) {
-        F scale[2];
-        scales_of<form>(panel + p->unit, p->block, scale);
+    float* const columns = s.columns;
+    F scale[2];
+    uint32_t block = ~0u;
+    for (const ColumnPlace *p = s.places, *end = p + s.count; p < end; ++p) {
+        if (p->k / 32 != block) {
+            block = p->k / 32;
+            scales_of<form>(panel + p->unit, p->block, scale);
+        }
         I q = i_and(i_shr_by(i_load(panel + p->vector), p->shift), form == Form::Q8 ? 255 : 15);
         if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 1)));
         if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 3)));
         const F d = in_halves(form) && p->half ? scale[1] : scale[0];
-        f_store(s.columns + size_t(p->k + 1) * kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
+        f_store(columns + size_t(p->k + 1) * kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
     }
 }
 
