@@ -161,7 +161,7 @@ void Step::plan_attention(AttendPlan& plan, int& partials) {
 }
 
 void Step::plan_fetching(AttendPlan& plan) {
-    const size_t tiles = (state_.rows + kTile - 1) / kTile, most = tiles ? (tiles - 1) * longest_fetch_ / shape_.page.head_bytes() : 0;
+    const size_t tiles = tiles_of(state_.rows), most = tiles ? (tiles - 1) * longest_fetch_ / shape_.page.head_bytes() : 0;
     plan.frames.clear();
     const PageTable* tables = state_.batch.tables.data();
     for (const Segment& s : state_.batch.segments) {
