@@ -17,6 +17,7 @@ from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
 from tokenmill.speculate import draft_model, speculator
+from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.proposer import Wish, Worth
 
@@ -66,6 +67,7 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculator, "choose_lengths", chosen)
     monkeypatch.setattr(Worth, "floor", lambda worth, drafting=0.0: 0.0)
     monkeypatch.setattr(draft_model, "GAIN", 1e9)
+    monkeypatch.setattr(Balance, "rests", lambda balance: False)
 
 
 def ask_an_oracle(engine: Engine, pool: RequestPool) -> None:

@@ -83,7 +83,8 @@ class Writing:
 
 class Known:
     """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rest:
-    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right."""
+    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right.
+    follows: whether the model has begun to catch up with it."""
 
     def __init__(self, trail: Trail, rate: float) -> None:
         self.trail = trail
@@ -92,26 +93,29 @@ class Known:
         self.tokens: list[int] = []
         self.kinds: list[int] = []
         self.rest = self.rested = 0
+        self.follows = False
 
 
 class DraftModel:
     """Drafts with a tape whose pool has as many frames as the target's.
 
     group: of the target, whose page tables it goes by. rows: the most positions that it computes at a time; with a longer text it
-    catches up in several steps, and there is no draft until then. most: sequences at a time. rejects: drafts are verified by rejection,
+    catches up in several steps, and there is no draft until then. most: sequences at a time. share: of the
+    target's weights that its own are. rejects: drafts are verified by rejection,
     so that it draws with noise of its own and says what from.
     """
 
     name = "draft"
     writes = True
 
-    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, rejects: bool) -> None:
+    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, share: float, rejects: bool) -> None:
         self._tape = tape
         self._kv = kv
         self._sampler = sampler
         self._group = group
         self._rows = rows
         self._most = most
+        self._share = share
         self._rejects = rejects
         self._marks = Marks(kv.n_frames)
         self._known: dict[Hashable, Known] = {}
@@ -172,7 +176,7 @@ class DraftModel:
             if missing <= min(SHORT, room):
                 ready.append(writing)
                 room -= missing
-            elif self._pays(writing.wish, missing, worth):
+            elif self._follows(writing.wish, missing, worth):
                 behind.append(writing)
         for writing in behind:
             wish, start = writing.wish, writing.fresh
@@ -185,9 +189,13 @@ class DraftModel:
                 room -= len(part)
         return ready
 
-    def _pays(self, wish: Wish, missing: int, worth: Worth) -> bool:
-        expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
-        return missing * (self._row_seconds or worth.row / 3) <= GAIN * expected * worth.token
+    def _follows(self, wish: Wish, missing: int, worth: Worth) -> bool:
+        """Whether it catches up: what is begun is brought to its end."""
+        known = self._known[wish.key]
+        if not known.follows:
+            expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
+            known.follows = missing * (self._row_seconds or self._share * worth.row) <= GAIN * expected * worth.token
+        return known.follows
 
     def _extend(self, writings: list[Writing], floor: float) -> list[Writing]:
         """One more token for each; returns those whose draft goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tokenmill.core.types import Speculation
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
+from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.costs import StepCosts
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.lengths import choose_lengths
@@ -21,6 +23,9 @@ from tokenmill.speculate.proposer import Proposer, Wish, Worth
 
 MARGIN = 0.02
 """Drafts must promise so much more tokens per second than none do."""
+
+IDLE = 0.01
+"""Share of a step's time that looking for a draft in vain may take without counting as an attempt."""
 
 MEMORY = 0.97
 """What a step leaves of earlier experience with a sequence's drafts: some thirty steps count."""
@@ -74,6 +79,8 @@ class Speculator:
         self._most = most
         self._threshold = threshold
         self._costs = StepCosts()
+        self._balance = Balance()
+        self._drafting = 0.0  # seconds, before this step
         self._records: dict[Sequence, Record] = {}
 
     @property
@@ -90,7 +97,9 @@ class Speculator:
         rows, seconds = len(sequences), self._costs.seconds
         if not rows or not self._costs.known:
             return
-        rooms = [self._room(s) for s in sequences]
+        begun = time.monotonic()
+        rests = self._balance.rests()
+        rooms = [0 if rests else self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
         wishes = [self._wish(s, room, drawings[s]) for s, room in zip(sequences, rooms, strict=True)]
@@ -103,11 +112,17 @@ class Speculator:
             sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
             if draft.logits is not None and sequence.draft:
                 self.proposals[sequence] = draft.logits
+        self._drafting = time.monotonic() - begun
 
     def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
         if all(work.samples and work.n_tokens == 1 for work in step):
-            self._costs.observe(sum(1 + len(work.draft) for work in step), seconds)
+            drafted = sum(len(work.draft) for work in step)
+            self._costs.observe(len(step) + drafted, seconds)
+            if drafted or self._drafting > IDLE * seconds:
+                given = sum(len(tokens.get(work.sequence, ())) for work in step)
+                self._balance.note(self._drafting + seconds, given / len(step) * self._costs.seconds(len(step)))
+        self._drafting = 0.0
         for work in step:
             if not work.samples or work.sequence not in tokens:
                 continue
