@@ -11,7 +11,7 @@ WEIGHT = 1 / 8
 """Of a new measurement against what is known."""
 
 OUTLIER = 2.0
-"""A step that took so many times what is known was disturbed, and counts as this many times."""
+"""What took so many times what is known was disturbed, and counts as this many times."""
 
 
 class StepCosts:
@@ -27,12 +27,9 @@ class StepCosts:
         return bool(self._rows)
 
     def observe(self, rows: int, seconds: float) -> None:
-        before = self._seconds.get(rows)
-        if before is None:
+        if rows not in self._seconds:
             insort(self._rows, rows)
-            self._seconds[rows] = seconds
-        else:
-            self._seconds[rows] = before + WEIGHT * (min(seconds, OUTLIER * before) - before)
+        self._seconds[rows] = average(self._seconds.get(rows), seconds)
 
     def seconds(self, rows: int) -> float:
         """Expected of a step with so many rows; something must be known."""
@@ -45,6 +42,11 @@ class StepCosts:
         low, high = self._rows[at - 1], self._rows[at]
         share = (rows - low) / (high - low)
         return (1 - share) * self._seconds[low] + share * self._seconds[high]
+
+
+def average(known: float | None, new: float) -> float:
+    """Seconds with one more measurement; None: the first."""
+    return new if known is None else known + WEIGHT * (min(new, OUTLIER * known) - known)
 
 
 def _shape(rows: int) -> float:
