@@ -27,7 +27,7 @@ from tokenmill.weights.vocabulary import load_tokenizer
 
 STEP_US = 4000.0
 LINES = 150
-WORTH = Worth(token=1.0, row=0.1)
+WORTH = Worth(1, 1.0, lambda rows: 0.9 + 0.1 * rows)
 ROOM = 1 << 17
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": lambda: NGramProposer(), "suffix": lambda: SuffixProposer(ROOM)}
 

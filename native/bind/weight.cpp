@@ -33,4 +33,8 @@ void bind_weight(nb::module_& m) {
         nb::gil_scoped_release release;
         return std::make_shared<Weight>(mill::pack_weight(form, rows, cols, data.data(), data.size(), pool));
     }, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"), nb::arg("pool"));
+    m.def("narrow", [](const Weight& weight, mill::Pool& pool) {
+        nb::gil_scoped_release release;
+        return std::make_shared<Weight>(mill::narrow_weight(weight, pool));
+    }, nb::arg("weight"), nb::arg("pool"));
 }

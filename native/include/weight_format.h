@@ -72,6 +72,9 @@ class Pool;
 // Packs file bytes (rows x cols of the GGUF type, row after row). Throws std::invalid_argument on a size that does not fit.
 Weight pack_weight(Form form, int rows, int cols, const uint8_t* data, size_t bytes, Pool& pool);
 
+// As Q4_0, at a loss. Throws std::invalid_argument if the columns are not in blocks of 32.
+Weight narrow_weight(const Weight& w, Pool& pool);
+
 // out[cols] = row `row`, dequantised as docs/numerics.md says.
 void dequantize_row(const Weight& w, int row, float* out);
 

@@ -84,14 +84,21 @@ void edit(float* z, const SampleRow& how) {
     for (int32_t token : how.banned) z[token] = -std::numeric_limits<float>::infinity();
 }
 
-// Fills `kept` with the first `want` tokens in order of likelihood, sorted.
+// Fills `kept` with the first `want` tokens in order of likelihood, sorted. Few of many are a heap with the worst on top, which most tokens leave as it is.
 void best_tokens(const float* z, int n, int want, std::vector<int32_t>& kept) {
-    kept.resize(n);
-    for (int i = 0; i < n; ++i) kept[i] = i;
     want = std::min(want, n);
-    if (want < n) std::nth_element(kept.begin(), kept.begin() + want, kept.end(), Better{z});
     kept.resize(want);
-    std::sort(kept.begin(), kept.end(), Better{z});
+    for (int i = 0; i < want; ++i) kept[i] = i;
+    if (want == 0) return;
+    const Better better{z};
+    std::make_heap(kept.begin(), kept.end(), better);
+    for (int i = want; i < n; ++i) {
+        if (!better(i, kept.front())) continue;
+        std::pop_heap(kept.begin(), kept.end(), better);
+        kept.back() = i;
+        std::push_heap(kept.begin(), kept.end(), better);
+    }
+    std::sort_heap(kept.begin(), kept.end(), better);
 }
 
 double weight_of(float z, float high, double temperature) { return power_of_two((double(z) - double(high)) / temperature * kLog2e); }

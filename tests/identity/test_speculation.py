@@ -17,6 +17,7 @@ from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
+from tokenmill.models.loader import Model
 from tokenmill.speculate import draft_model, speculator
 from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.draft import Draft
@@ -59,6 +60,12 @@ class Oracle:
 
 
 @pytest.fixture
+def one_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model with the weights that its file has."""
+    monkeypatch.setattr(Model, "narrow", lambda model, pool: model)
+
+
+@pytest.fixture
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much of a draft as chance will have it, whatever it costs."""
     rng = random.Random(5)
@@ -67,7 +74,8 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
         return [rng.choice((len(each), rng.randint(0, len(each)))) for each in odds]
 
     monkeypatch.setattr(speculator, "choose_lengths", chosen)
-    monkeypatch.setattr(Worth, "floor", lambda worth, drafting=0.0: 0.0)
+    monkeypatch.setattr(Worth, "floor", lambda worth, most: 0.0)
+    monkeypatch.setattr(Worth, "gain", lambda worth, odds, drafting=0.0: float(len(odds)))
     monkeypatch.setattr(draft_model, "GAIN", 1e9)
     monkeypatch.setattr(Balance, "rests", lambda balance: False)
 
@@ -118,7 +126,7 @@ def test_every_proposer_leaves_answers_as_they_are(pool: RequestPool, method: st
     assert verified - right > 20 or method in ("draft", "combined"), (verified, right)
 
 
-@pytest.mark.usefixtures("any_length")
+@pytest.mark.usefixtures("any_length", "one_mind")
 def test_a_model_that_drafts_for_itself_is_always_right(pool: RequestPool) -> None:
     """Its frames are the target's, hits and preemptions included: what it says is wrong only if what it sees is."""
     trial = Trial(pool.alone, Setting(max_batch_size=4, frames=24, drafts="draft"))
@@ -130,7 +138,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(pool: RequestPool) -> No
     assert right > 0.97 * verified > 100, (verified, right)
 
 
-@pytest.mark.usefixtures("any_length")
+@pytest.mark.usefixtures("any_length", "one_mind")
 def test_by_rejection_greedy_answers_stay_and_a_model_of_the_same_mind_is_believed(pool: RequestPool, smollm2_path: Path) -> None:
     """Drawn at a temperature, tokens are others than without drafts; where both models have one mind none is rejected."""
     chosen = {"model": str(smollm2_path), "verify": "rejection", "num_speculative_tokens": 5}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.speculate.costs import OUTLIER, StepCosts
-from tokenmill.speculate.lengths import choose_lengths, gain
+from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Worth
 
 ODDS = st.lists(st.lists(st.sampled_from([0.1, 0.5, 0.8, 0.95]), max_size=4), min_size=1, max_size=3)
@@ -57,11 +57,25 @@ def test_likely_tokens_come_before_unlikely_ones_of_another_draft() -> None:
 
 
 def test_gain_is_of_the_best_part() -> None:
-    worth = Worth(token=1.0, row=0.5)
-    assert gain([0.9, 0.1], worth) == pytest.approx(0.4)
-    assert gain([0.4, 0.9], worth) == 0
-    assert gain([0.9], worth, drafting=0.3) == pytest.approx(0.1)
-    assert gain([], worth) == 0
+    worth = Worth(1, 1.0, lambda rows: 0.5 + 0.5 * rows)
+    assert worth.gain([0.9, 0.1]) == pytest.approx(0.4)
+    assert worth.gain([0.4, 0.9]) == 0
+    assert worth.gain([0.9], drafting=0.3) == pytest.approx(0.1)
+    assert worth.gain([]) == 0
+
+
+def test_a_token_is_worth_less_where_drafts_have_made_tokens_cheap() -> None:
+    worth = Worth(1, 1.0, lambda rows: 0.8 + 0.2 * rows)
+    later = worth._replace(rows=4, tokens=3.5, spent=0.3)
+    assert later.token == pytest.approx(1.9 / 3.5)
+    assert worth.gain([0.5], drafting=0.1) > 0
+    assert later.gain([0.5], drafting=0.1) == 0
+
+
+def test_the_floor_is_that_of_the_cheapest_row() -> None:
+    cost = {1: 1.0, 2: 1.9, 3: 1.2, 4: 2.0}
+    assert Worth(1, 1.0, cost.__getitem__).floor(3) == pytest.approx(0.1)
+    assert Worth(1, 1.0, cost.__getitem__).floor(0) == 0
 
 
 def test_costs_are_averages_with_lines_between_and_the_usual_shape_beyond() -> None:

@@ -13,7 +13,7 @@ from tokenmill.speculate.ngram import SIZES, NGramIndex, NGramProposer
 from tokenmill.speculate.proposer import Wish, Worth
 
 TOKENS = st.integers(0, 2)
-FREE = Worth(token=1.0, row=0.0)
+FREE = Worth(1, 1.0, lambda rows: 1.0)
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,7 +12,7 @@ from tokenmill.speculate.odds import LONGEST, Odds, Promise, Track
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.suffix import SuffixProposer
 
-WORTH = Worth(token=1.0, row=0.3)
+WORTH = Worth(1, 1.0, lambda rows: 0.7 + 0.3 * rows)
 
 
 def test_trust_grows_with_what_came_true_and_falls_with_what_did_not():

@@ -13,7 +13,7 @@ from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.suffix import NAMESPACE_TOKENS, EarlierOutputs, SuffixProposer
 
 TEXT = list(range(50, 90))
-FREE = Worth(token=1.0, row=0.0)
+FREE = Worth(1, 1.0, lambda rows: 1.0)
 
 
 def proposer(room: int = 10_000) -> SuffixProposer:
@@ -84,7 +84,7 @@ def test_the_most_is_kept_and_zero_is_allowed():
 
 def test_a_draft_ends_under_the_floor():
     p = SuffixProposer(100)
-    (draft,) = p.propose([Wish("a", [*TEXT, *TEXT[:20]], 3, 40)], Worth(token=1.0, row=0.5))
+    (draft,) = p.propose([Wish("a", [*TEXT, *TEXT[:20]], 3, 40)], Worth(1, 1.0, lambda rows: 0.5 + 0.5 * rows))
     assert 0 < len(draft.tokens) < 40
     product = 1.0
     for odds in draft.odds:

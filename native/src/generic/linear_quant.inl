@@ -222,10 +222,8 @@ template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, c
 constexpr int kFetchAhead = 6144;
 
 // What is fetched while tile t is computed. One or two tiles wait for memory or nearly so: with the first goes the weights' own stream. More leave
-// memory time: with the last few goes the next panel, spread so that memory keeps up. With the others goes what attention reads next. For one or two
-// rows the processor does it best by itself.
+// memory time: with the last few goes the next panel, spread so that memory keeps up. With the others goes what attention reads next.
 inline Ahead ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
-    if (x.rows <= 2) return {};
     const int tiles = x.tiles(), blocks = w.cols / 32, lines = int(w.panel_bytes() / blocks + 63) / 64;
     const bool own = tiles <= 2;
     if (own && t == 0) return {w.panel(panel) + kFetchAhead, lines, false};

@@ -53,8 +53,9 @@ def load_drafter(config: EngineConfig, target: Loaded) -> Drafter | None:
     if loaded.model.config.vocab != target.model.config.vocab:
         raise _other_vocabulary(path, f"{loaded.model.config.vocab} logits instead of {target.model.config.vocab}")
     layout = draft_layout(config, loaded.model.program, lambda: find_calibration(path, loaded))
-    share = loaded.model.weight_bytes / target.model.weight_bytes
-    return Drafter(loaded, layout, layout.frame_bytes(loaded.model.program.shape.head_dim), share)
+    model = loaded.model.narrow(target.pool)  # a draft costs bytes, and no answer depends on it
+    share = model.weight_bytes / target.model.weight_bytes
+    return Drafter(loaded._replace(model=model), layout, layout.frame_bytes(model.program.shape.head_dim), share)
 
 
 def build_speculator(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Speculator | None:

@@ -71,6 +71,10 @@ class PackedWeight:
         """Pack the file's bytes (uint8 [n], row after row) of a GGUF type. Raises ValueError if they do not fit the shape."""
         return cls(_native.pack(kind, rows, cols, data, pool.native))
 
+    def narrow(self, pool: Pool) -> PackedWeight:
+        """In 4 bits (Q4_0), at a loss. Raises ValueError if its columns are not in blocks of 32."""
+        return PackedWeight(_native.narrow(self.native, pool.native))
+
     @property
     def rows(self) -> int:
         return self.native.rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +30,10 @@ ARCHITECTURES: dict[str, ModuleType] = {
 """By the name that GGUF files and config.json give; each module has `config(source)` and `program(config)`."""
 
 
+NARROW = 5.1
+"""Bits of a weight, scales included: up to so many it is as good as of 4."""
+
+
 @dataclass(frozen=True)
 class Model:
     """Weights are shared by name: a tied output head is the embedding's own packed weight."""
@@ -42,6 +46,12 @@ class Model:
     @property
     def weight_bytes(self) -> int:
         return sum({id(w): w.nbytes for w in self.weights.values()}.values())
+
+    def narrow(self, pool: Pool) -> Model:
+        """The same with weights of 4 bits, where they have more and come in blocks of 32: at a loss, but fewer bytes."""
+        each = {id(w): w for w in self.weights.values()}
+        narrow = {at: w.narrow(pool) if w.cols % 32 == 0 and 8 * w.nbytes > NARROW * w.rows * w.cols else w for at, w in each.items()}
+        return replace(self, weights={name: narrow[id(w)] for name, w in self.weights.items()})
 
 
 def describe(source: Source) -> tuple[ModelConfig, Program]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-MEMORY = 0.9
-"""What a step leaves of earlier ones: some ten count."""
+MEMORY = 0.95
+"""What a step leaves of earlier ones: some twenty count, so that a few drafts without luck are no verdict."""
 
-ENOUGH = 6.0
-"""Steps after which there is a verdict."""
+ENOUGH = 9.0
+"""Steps (as they count) after which there is a verdict."""
 
 LOSS = 0.01
 """Share of time that may be lost before drafting rests: measurements are no better."""

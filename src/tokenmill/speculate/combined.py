@@ -6,7 +6,6 @@ from collections.abc import Hashable, Sequence
 
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.draft_model import DraftModel
-from tokenmill.speculate.lengths import gain
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.suffix import SuffixProposer
 
@@ -24,7 +23,7 @@ class Combined:
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         found = self._lookup.propose(wishes, worth)
         asked = [
-            wish if self._model.outlook(wish, worth) > gain(draft.odds, worth) else wish._replace(most=0)
+            wish if self._model.outlook(wish, worth) > worth.gain(draft.odds) else wish._replace(most=0)
             for wish, draft in zip(wishes, found, strict=True)
         ]
         return [drafted if drafted.tokens else draft for drafted, draft in zip(self._model.propose(asked, worth), found, strict=True)]

@@ -19,9 +19,8 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
 from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Sampler
 from tokenmill.speculate.confidence import Confidence
-from tokenmill.speculate.costs import average
+from tokenmill.speculate.costs import StepCosts, average
 from tokenmill.speculate.draft import Draft
-from tokenmill.speculate.lengths import gain
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
 
@@ -34,7 +33,7 @@ EXPECTED = 128
 """Tokens that a sequence is expected to put out at least, if it may. Beyond that, as many as it has."""
 
 SHORT = 16
-"""Tokens that are caught up with whatever it costs."""
+"""Tokens that are caught up with whatever it costs; rows by which the cost of catching up is judged before it is known."""
 
 FIRST_RATE = 0.7
 """Share of drafted tokens that is expected to be right before anything is known."""
@@ -42,41 +41,53 @@ FIRST_RATE = 0.7
 MEMORY = 32.0
 """Drafted tokens that a share is an average of, about."""
 
-LONGEST_BREAK = 64
-"""Steps at most for which a sequence is left alone when its drafts did not pay."""
+BREAKS = (2, 64)
+"""Steps at least and at most for which a sequence is left alone when drafts for it are not expected to pay."""
 
 
 class Writing:
     """A sequence that gets a draft.
 
     pages: what the model looks at. fresh: where what is to be computed begins. computed: tokens from there on whose keys and values
-    are there. tokens, kinds, logits: drawn so far, how sure they are, and what from. worth: how many of them pay.
+    are there. tokens, kinds, logits: drawn so far, how sure they are, and what from. chance: that all of them are right. ended: there
+    is nothing to draw any more.
     """
 
-    def __init__(self, wish: Wish, trail: Trail, table: PageTable) -> None:
-        blind, computed = trail.computed(table, wish.token_ids)
+    def __init__(self, wish: Wish, known: Known, table: PageTable) -> None:
+        blind, computed = known.trail.computed(table, wish.token_ids)
         self.wish = wish
-        self.trail = trail
+        self.known = known
         self.pages = _pages(table, blind)
         self.fresh = min(computed, len(wish.token_ids) - 1)
-        self.worth = 0
         self.tokens: list[int] = []
         self.kinds: list[int] = []
         self.computed: list[int] = []
         self.logits: list[F32] = []
         self.chance = 1.0
+        self.ended = False
+
+    @property
+    def left(self) -> int:
+        """Tokens that the draft may get yet."""
+        return 0 if self.ended else self.wish.most - len(self.tokens)
 
     @property
     def position(self) -> int:
         """Of the next token of the draft."""
         return len(self.wish.token_ids) + len(self.tokens)
 
-    def add(self, token: int, kind: int) -> None:
-        """One more token; it is observed until `take_back`."""
+    def odds(self, rate: float) -> list[float]:
+        """Of what the draft may get yet, of tokens that are right so often."""
+        return [self.chance * rate] + [rate] * (self.left - 1) if self.left else []
+
+    def add(self, token: int, kind: int, rate: float) -> None:
+        """One more token, right so often; it is observed until `take_back`."""
         assert self.wish.state is not None, "a draft model draws as the sequence is sampled"
         self.wish.state.observe(token)
         self.tokens.append(token)
         self.kinds.append(kind)
+        self.chance *= rate
+        self.ended = token in self.wish.ends
 
     def take_back(self) -> None:
         """The sequence has not put out what was drafted."""
@@ -131,27 +142,31 @@ class DraftModel:
         self._known: dict[Hashable, Known] = {}
         self._confidence = Confidence()
         self._rate = FIRST_RATE
-        self._token_seconds: float | None = None  # of drafting one
+        self._costs = StepCosts()  # of drafting, by rows
         self._row_seconds: float | None = None  # of catching up with one
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         writings = [self._begin(wish) for wish in wishes]
-        left = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
-        floor = worth.floor(self._token_seconds or 0.0)
+        asked = [writing for writing in writings if writing is not None][: self._most]
+        seconds = self._seconds(max(1, len(asked)), worth)
+        going = self._catch_up([writing for writing in asked if worth.gain(writing.odds(1.0), seconds) > 0], worth)
+        for writing in going:
+            self._note_break(writing.known, pays=worth.gain(writing.odds(writing.known.rate), seconds) > 0)
         try:
-            while left:
-                left = self._extend(left, floor)
+            while going:
+                worth = self._extend(going, worth)
+                going = [writing for writing in going if worth.gain(writing.odds(writing.known.rate), self._seconds(len(going), worth)) > 0]
         finally:  # a step that fails is planned again, from states as they were
             for writing in filter(None, writings):
                 writing.take_back()
         return [Draft() if writing is None else self._end(writing) for writing in writings]
 
     def outlook(self, wish: Wish, worth: Worth) -> float:
-        """Tokens that a draft is expected to gain, beyond those that its time would give without."""
+        """Seconds that a draft is expected to save."""
         known = self._known.get(wish.key)
         if known is not None and known.rest:
             return 0.0
-        return gain([self._rate if known is None else known.rate] * wish.most, worth, self._token_seconds or 0.0)
+        return worth.gain([self._rate if known is None else known.rate] * wish.most, self._seconds(worth.rows, worth))
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
@@ -167,7 +182,7 @@ class DraftModel:
             return None
         if wish.most == 0:
             return None
-        return Writing(wish, known.trail, self._kv.tables(wish.key)[self._group])
+        return Writing(wish, known, self._kv.tables(wish.key)[self._group])
 
     def _learn(self, known: Known, token_ids: Sequence[int]) -> None:
         """Hold the last draft against what came."""
@@ -178,6 +193,7 @@ class DraftModel:
             known.rate += (right - known.rate) / MEMORY
             if not right:
                 break
+            known.rested //= 4
         known.tokens, known.kinds = [], []
 
     def _catch_up(self, writings: list[Writing], worth: Worth) -> list[Writing]:
@@ -199,7 +215,7 @@ class DraftModel:
                 begun = time.monotonic()
                 self._tape.run(Batch(array("i", part), [Segment(0, len(part), start, (writing.pages,))], array("i")))
                 self._row_seconds = average(self._row_seconds, (time.monotonic() - begun) / len(part))
-                writing.trail.note(wish.token_ids, start, part)
+                writing.known.trail.note(wish.token_ids, start, part)
                 room -= len(part)
         return ready
 
@@ -208,29 +224,37 @@ class DraftModel:
         known = self._known[wish.key]
         if not known.follows:
             expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
-            known.follows = missing * (self._row_seconds or self._share * worth.row) <= GAIN * expected * worth.token
+            row_seconds = self._row_seconds or self._share * worth.row(SHORT)
+            known.follows = missing * row_seconds <= GAIN * expected * worth.token
         return known.follows
 
-    def _extend(self, writings: list[Writing], floor: float) -> list[Writing]:
-        """One more token for each; returns those whose draft goes on."""
-        begun = time.monotonic()
+    def _seconds(self, drafts: int, worth: Worth) -> float:
+        """Expected of one token more for one of so many drafts."""
+        return (self._costs.seconds(drafts) if self._costs.known else self._share * worth.seconds(drafts)) / drafts
+
+    def _note_break(self, known: Known, pays: bool) -> None:
+        """A sequence gets a draft. If its tokens are not right often enough, that is to see whether they are still not, and a break
+        follows: twice as long as the one before, or half as long if the token was right."""
+        known.rested = 0 if pays else min(BREAKS[1], max(BREAKS[0], 2 * known.rested))
+        known.rest = known.rested
+
+    def _extend(self, writings: list[Writing], worth: Worth) -> Worth:
+        """One more token for each; returns what the step is worth with them."""
+        begun, rows = time.monotonic(), sum(len(writing.rows) for writing in writings)
         logits = self._run(writings)
         tokens, kinds = self._draw(logits, writings)
-        going = []
+        gained = 0.0
         for writing, token, kind, row in zip(writings, tokens, kinds, logits, strict=True):
             if token == NO_TOKEN:
+                writing.ended = True
                 continue
             if self._rejects:
                 writing.logits.append(row.copy())
-            writing.add(token, kind)
-            writing.chance *= self._confidence.rate(kind)
-            if writing.chance < floor:
-                continue
-            writing.worth += 1
-            if writing.worth < writing.wish.most and token not in writing.wish.ends:
-                going.append(writing)
-        self._token_seconds = average(self._token_seconds, (time.monotonic() - begun) / len(writings))
-        return going
+            writing.add(token, kind, self._confidence.rate(kind))
+            gained += writing.chance
+        seconds = time.monotonic() - begun
+        self._costs.observe(rows, seconds)
+        return Worth(worth.rows + len(writings), worth.tokens + gained, worth.seconds, worth.spent + seconds)
 
     def _run(self, writings: list[Writing]) -> F32:
         """Compute what each has not computed yet. Logits of the last row of each, float32 [writings, vocabulary]."""
@@ -254,14 +278,12 @@ class DraftModel:
         return tokens, [Confidence.class_of(float(np.exp(answer.top[0][1]))) for answer in best]
 
     def _end(self, writing: Writing) -> Draft:
-        wish, known = writing.wish, self._known[writing.wish.key]
+        wish, known = writing.wish, writing.known
         if writing.computed:
-            writing.trail.note(wish.token_ids, writing.fresh, writing.computed)
-            known.rested = 0 if writing.worth else min(LONGEST_BREAK, max(2, 2 * known.rested))
-            known.rest = known.rested
+            known.trail.note(wish.token_ids, writing.fresh, writing.computed)
         known.start, known.tokens, known.kinds = len(wish.token_ids), writing.tokens, writing.kinds
         odds = tuple(map(self._confidence.rate, writing.kinds))
-        return Draft(tuple(writing.tokens), odds, np.array(writing.logits) if writing.logits else None).first(writing.worth)
+        return Draft(tuple(writing.tokens), odds, np.array(writing.logits) if writing.logits else None)
 
 
 def _pages(table: PageTable, blind: int) -> Pages:

@@ -5,19 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-from tokenmill.speculate.proposer import Worth
-
-
-def gain(odds: Sequence[float], worth: Worth, drafting: float = 0.0) -> float:
-    """Tokens that the best part of a draft gains, beyond those that its time would give without. drafting: seconds per drafted token."""
-    best = expected = 0.0
-    chance = 1.0
-    for length, each in enumerate(odds, 1):
-        chance *= each
-        expected += chance
-        best = max(best, expected - length * worth.floor(drafting))
-    return best
-
 
 def choose_lengths(odds: Sequence[Sequence[float]], rows: int, seconds: Callable[[int], float], margin: float = 0.0) -> list[int]:
     """How many tokens of each draft to verify, so that the step gives the most tokens per second.

@@ -60,7 +60,8 @@ class NGramProposer:
         self._sequences: dict[Hashable, tuple[NGramIndex, Track]] = {}
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
-        return [self._draft(wish, worth.floor()) for wish in wishes]
+        floor = worth.floor(max((wish.most for wish in wishes), default=0))
+        return [self._draft(wish, floor) for wish in wishes]
 
     def forget(self, key: Hashable) -> None:
         self._sequences.pop(key, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from tokenmill.sampling.state import SamplerState
@@ -30,14 +30,36 @@ class Wish(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What tokens are worth in a step. token: seconds that one takes without drafts. row: seconds for one more row."""
+    """A step that is drafted for. rows: that it has so far. tokens: that it is expected to give. seconds: of a step by its rows. spent:
+    seconds, on drafts."""
 
-    token: float
-    row: float
+    rows: int
+    tokens: float
+    seconds: Callable[[int], float]
+    spent: float = 0.0
 
-    def floor(self, drafting: float = 0.0) -> float:
-        """The probability of being reached and right below which a token does not pay. drafting: seconds that it takes to draft it."""
-        return (self.row + drafting) / self.token
+    @property
+    def token(self) -> float:
+        """Seconds that one takes."""
+        return (self.spent + self.seconds(self.rows)) / self.tokens
+
+    def row(self, more: int) -> float:
+        """Seconds for each of so many more rows."""
+        return (self.seconds(self.rows + more) - self.seconds(self.rows)) / more
+
+    def floor(self, most: int) -> float:
+        """The probability of being reached and right below which no token of drafts of up to `most` pays."""
+        return max(0.0, min(map(self.row, range(1, most + 1)), default=0.0) / self.token)
+
+    def gain(self, odds: Sequence[float], drafting: float = 0.0) -> float:
+        """Seconds that the best part of a draft saves. drafting: seconds per drafted token."""
+        best = expected = 0.0
+        chance = 1.0
+        for length, each in enumerate(odds, 1):
+            chance *= each
+            expected += chance
+            best = max(best, expected * self.token - length * (self.row(length) + drafting))
+        return best
 
 
 class Proposer(Protocol):

@@ -103,10 +103,10 @@ class Speculator:
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
         wishes = [self._wish(s, room, drawings[s]) for s, room in zip(sequences, rooms, strict=True)]
-        plain = seconds(rows)
-        worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
-        drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, self._proposer.propose(wishes, worth), strict=True)]
-        lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
+        found = self._proposer.propose(wishes, Worth(rows, float(rows), seconds))
+        drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, found, strict=True)]
+        spent = time.monotonic() - begun
+        lengths = choose_lengths([draft.odds for draft in drafts], rows, lambda rows: spent + seconds(rows), MARGIN)
         self.proposals.clear()
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()

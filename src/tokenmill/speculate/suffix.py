@@ -74,7 +74,8 @@ class SuffixProposer:
         self._sequences: dict[Hashable, _Known] = {}
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
-        return [self._draft(wish, worth.floor()) for wish in wishes]
+        floor = worth.floor(max((wish.most for wish in wishes), default=0))
+        return [self._draft(wish, floor) for wish in wishes]
 
     def forget(self, key: Hashable) -> None:
         """What the sequence has put out (of what has no room, the beginning) is proposed to others of its namespace from now on."""
