@@ -26,16 +26,19 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.speculate.costs import StepCosts
 
 CHECK_VARIABLE = "TOKENMILL_CHECK"
 """Environment variable: 1 checks every frame's owner whenever an engine is idle (slow; tests set it)."""
 
 
-def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None, costs: StepCosts | None = None
+) -> Engine:
     """Load the model and reserve its memory. Raises `ModelFileError`, `ConfigError` or `KernelError`.
 
     loaded: the model if it is in memory already; of several engines that share it one can be in a step at a time. sampler: who
-    turns logits into tokens; a measurement gives one that keeps them.
+    turns logits into tokens; a measurement gives one that keeps them. costs: of steps, by which drafts are given; a measurement reads them.
     """
     started = time.monotonic()
     loaded = loaded or load_model(config)
@@ -81,7 +84,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     sampler = sampler or Sampler(pool)
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
-    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
+    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS, costs)
     return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, speculator, check_when_idle=checks)
 
 

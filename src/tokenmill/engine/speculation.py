@@ -16,6 +16,7 @@ from tokenmill.kv.groups import Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.speculate.combined import Combined
+from tokenmill.speculate.costs import StepCosts
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.ngram import NGramProposer
 from tokenmill.speculate.proposer import Proposer
@@ -54,13 +55,15 @@ def load_drafter(config: EngineConfig, target: Loaded) -> Drafter | None:
     return Drafter(loaded, layout, layout.frame_bytes(loaded.model.program.shape.head_dim))
 
 
-def build_speculator(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Speculator | None:
-    """None if nobody is to draft. outputs: rows of logits at a time."""
+def build_speculator(
+    config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int, costs: StepCosts | None
+) -> Speculator | None:
+    """None if nobody is to draft. outputs: rows of logits at a time. costs: None begins with nothing known."""
     chosen = config.speculative_config
     if chosen.chosen == "none":
         return None
     proposer = _proposer(config, drafter, kv, sampler, outputs)
-    return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection")
+    return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection", costs)
 
 
 def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Proposer:

@@ -34,7 +34,8 @@ class Column:
 
 @dataclass
 class Table:
-    """name: its key in the JSON. Rows hold plain SI units: seconds, bytes, operations, and rates of them per second."""
+    """name: its key in the JSON. Rows hold plain SI units: seconds, bytes, operations, and rates of them per second. Without columns it is
+    for programs alone."""
 
     name: str
     title: str

@@ -66,14 +66,15 @@ class Speculator:
     total: what was drafted since the start. proposals: what the tokens of this step's drafts were drawn from, by `Draft.logits`.
     """
 
-    def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
+    def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False, costs: StepCosts | None = None) -> None:
+        """costs: what is known of them; nothing by default."""
         self.total = Speculation()
         self.proposals: dict[Sequence, npt.NDArray[np.float32]] = {}
         self.rejects = rejects
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
         self._records: dict[Sequence, Record] = {}
 
     @property

@@ -1,0 +1,39 @@
+"""What is promised, beside what was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tokenmill.measure.report import Column, Row, Table
+
+
+class Limit(NamedTuple):
+    """least: whether the figure may not be below, or not above, the limit."""
+
+    name: str
+    limit: float
+    least: bool
+
+    def row(self, figure: float, case: str | None = None) -> Row:
+        used = (self.limit / figure if figure > 0 else math.inf) if self.least else figure / self.limit
+        return {
+            "name": self.name if case is None else f"{self.name}, {case}",
+            "figure": figure,
+            "bound": "at least" if self.least else "at most",
+            "limit": self.limit,
+            "used": used,
+            "verdict": "held" if used <= 1 else "MISSED",
+        }
+
+
+def limits_table() -> Table:
+    columns = (
+        Column("name", "promised"),
+        Column("figure", "figure", 1, 3),
+        Column("bound", ""),
+        Column("limit", "limit", 1, 3),
+        Column("used", "used", 1, 2),
+        Column("verdict", ""),
+    )
+    return Table("limits", "figures beside their limits, and how much of the limit is used up", columns)
