@@ -67,7 +67,7 @@ CHAT = (
 def _edit(number: int) -> str:
     """A file and a name in it that is to be changed, everything else as it is."""
     file = _excerpt(evaluation_texts()["python"], number % TEXTS)
-    names = list(dict.fromkeys(re.findall(r"^ *def (\w{4,})", file, re.MULTILINE)))
+    names = list(dict.fromkeys(re.findall(r"(?:def |self\.|^ +)(\w{4,})(?=\(| = )", file, re.MULTILINE)))
     name = names[number // TEXTS % len(names)]
     asked = f"Rename `{name}` to `{name}_renamed` in this file. Repeat the whole file with that change and nothing else."
     return f"```python\n{file}\n```\n\n{asked}"
