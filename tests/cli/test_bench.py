@@ -146,28 +146,28 @@ def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatc
 
 def test_speculation_is_measured_beside_plain_decoding(smollm2_path: Path, tmp_path: Path) -> None:
     file, picture = tmp_path / "spec.json", tmp_path / "spec.png"
-    args = ["--workloads", "extract,chat", "--streams", "1,2", "--prompts", "2", "--tokens", "24", "--rounds", "1", "--threads", "1"]
+    args = ["--workloads", "code,chat", "--streams", "1,2", "--prompts", "2", "--tokens", "24", "--rounds", "1", "--threads", "1"]
     drafts = ["--draft-model", str(smollm2_path), "--methods", "suffix,draft", "--num-speculative-tokens", "4", "--temperature", "0.5"]
     result = CliRunner().invoke(app, ["bench", "spec", str(smollm2_path), *args, *drafts, "--json", str(file), "--plot", str(picture)])
     assert result.exit_code == 0, result.output
     written = msgspec.json.decode(file.read_bytes(), type=Report)
     rows = written.tables["speculation"]
-    cases = [(workload, streams) for workload in ("extract", "chat") for streams in (1, 2)]
+    cases = [(workload, streams) for workload in ("code", "chat") for streams in (1, 2)]
     assert [(row["workload"], row["streams"], row["method"]) for row in rows] == [
         (*c, m) for c in cases for m in ("none", "suffix", "draft")
     ]
     assert [row["tokens"] for row in rows] == [46] * len(rows), "two answers without their first tokens"
     for row in rows:
         assert (row["speedup"] is None) == (row["method"] == "none")
-        if row["method"] == "draft":  # the model drafts for itself, with the same noise
-            assert row["acceptance"] == pytest.approx(1, abs=0.3)
-            assert float(row["allowed"] or 0) >= 1
+        if row["method"] == "draft":  # the model drafts for itself, with the same noise: as slow as it is right
+            assert row["acceptance"] in (None, 1)
+            assert row["allowed"] == pytest.approx(1, abs=0.2)
     positions = [row for row in written.tables["positions"] if row["method"] == "suffix"]
     assert {row["position"] for row in positions} <= {0, 1, 2, 3}
     costs = written.tables["costs"]
     assert [row["rows"] for row in costs] == list(range(1, 17))
     assert all(float(row["draft"] or 0) > 0 for row in costs)
-    assert next(str(row["name"]) for row in written.tables["limits"]).startswith("speed-up of extract, one stream, ")
+    assert next(str(row["name"]) for row in written.tables["limits"]).startswith("speed-up of code, one stream, with a draft model, draft")
     assert "positions" not in result.stdout, "for programs alone"
     assert picture.read_bytes().startswith(b"\x89PNG")
 

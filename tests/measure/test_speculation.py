@@ -16,7 +16,7 @@ from tokenmill.measure.plot import draw
 from tokenmill.measure.report import Row
 from tokenmill.measure.speculation.limits import limit_rows
 from tokenmill.measure.speculation.prompts import MOST, WORKLOADS, parse_workloads
-from tokenmill.measure.speculation.runs import Case, Method, Step, Turn, WatchedCosts, measure_case
+from tokenmill.measure.speculation.runs import Case, Method, Step, Turn, Verified, WatchedCosts, measure_case
 from tokenmill.measure.speculation.tables import case_rows, charts, position_rows, speculation_table
 from tokenmill.measure.speculation.theory import Costs, allowed, predicted, speedup
 
@@ -25,7 +25,8 @@ PROPORTIONAL = Costs(0.0, (1, 100), (1.0, 100.0))
 
 
 def step(*streams: tuple[int, int], started: float = 0.0, computed: float = 1.0) -> Step:
-    return Step(started, computed, dict(enumerate(streams)))
+    """streams: tokens drafted, each at odds of 0.9, and tokens that came out."""
+    return Step(started, computed, {number: Verified((0.9,) * drafted, new) for number, (drafted, new) in enumerate(streams)})
 
 
 def turn(*groups: Sequence[Step]) -> Turn:
@@ -71,7 +72,7 @@ def test_theory_takes_the_proposer_as_measured_and_steps_by_their_rows() -> None
     assert costs.proposing(steps) == pytest.approx(0.1)
 
 
-def test_what_is_allowed_is_the_best_length() -> None:
+def test_what_is_allowed_is_the_best_threshold() -> None:
     right = turn([step((4, 5))] * 10)
     assert allowed(right, FLAT) == pytest.approx(5)
     assert allowed(right, PROPORTIONAL) == 1
@@ -82,11 +83,19 @@ def test_what_is_allowed_is_the_best_length() -> None:
     assert allowed(half, sloped) == pytest.approx(3 / 1.2)
 
 
+def test_what_is_allowed_knows_likely_drafts_from_unlikely_ones() -> None:
+    costs = Costs(0.0, (1, 100), (1.0, 1 + 0.5 * 99))
+    good, bad = Step(0.0, 1.0, {0: Verified((0.9, 0.9), 3)}), Step(0.0, 1.0, {0: Verified((0.3, 0.3), 1)})
+    # 40 tokens: half of the steps verify two and give three, half of them give one; on average two, with two rows.
+    assert allowed(turn([good, bad] * 10), costs) == pytest.approx(2 / 1.5)
+    assert allowed(turn([bad] * 10), costs) == 1
+
+
 def test_what_is_allowed_counts_the_proposers_time_and_streams_that_are_done_first() -> None:
     slow = turn([step((4, 5), started=1.0)] * 10)
     assert allowed(slow, FLAT) == pytest.approx(5 / 2)
     # One stream needs 2 steps of 5 tokens, the other 10 of one; plain decoding takes 10 steps for either.
-    uneven = turn([*[step((4, 5), (0, 1))] * 2, *[Step(0.0, 1.0, {1: (0, 1)})] * 8])
+    uneven = turn([*[step((4, 5), (0, 1))] * 2, *[Step(0.0, 1.0, {1: Verified((), 1)})] * 8])
     assert allowed(uneven, PROPORTIONAL) == pytest.approx(1)
     assert allowed(uneven, FLAT) == pytest.approx(1)
     apart = turn([step((4, 5))] * 2, [step((0, 1))] * 10)
@@ -164,8 +173,12 @@ def test_while_costs_are_flat_drafts_are_as_long_as_they_can_be() -> None:
     costs.observe(8, 8.0)
     costs.flat = 4
     assert costs.seconds(1) == costs.seconds(100) == 4
+    assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [2, 0]
+    assert costs.odds == [(0.1, 0.1), ()]
     costs.flat = None
     assert costs.seconds(8) == 8
+    assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [0, 0]
+    assert costs.odds == [(), ()]
 
 
 def test_a_method_that_changes_an_answer_is_an_error(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

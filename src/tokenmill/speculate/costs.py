@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from tokenmill.speculate.lengths import choose_lengths
 
 SLOPE = 0.2
 """A row more, in units of a step of one row, where nothing is measured yet."""
@@ -45,6 +48,10 @@ class StepCosts:
         low, high = self._rows[at - 1], self._rows[at]
         share = (rows - low) / (high - low)
         return (1 - share) * self._seconds[low] + share * self._seconds[high]
+
+    def choose(self, odds: Sequence[Sequence[float]], rows: int, margin: float) -> list[int]:
+        """`choose_lengths` at these costs."""
+        return choose_lengths(odds, rows, self.seconds, margin)
 
 
 def _shape(rows: int) -> float:

@@ -16,7 +16,6 @@ from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.costs import StepCosts
 from tokenmill.speculate.draft import Draft
-from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Proposer, Wish, Worth
 
 MARGIN = 0.02
@@ -98,7 +97,7 @@ class Speculator:
         plain = seconds(rows)
         worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, self._proposer.propose(wishes, worth), strict=True)]
-        lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
+        lengths = self._costs.choose([draft.odds for draft in drafts], rows, MARGIN)
         self.proposals.clear()
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,25 +27,41 @@ PLAIN = "none"
 
 
 class WatchedCosts(StepCosts):
-    """An engine's own, to be read. flat: for a while it believes every step to cost what one of so many rows does, so that drafts are
-    as long as they can be whatever they are worth."""
+    """An engine's own, to be read. flat: for a while it believes every step to cost what one of so many rows does, and drafts are as
+    long as they can be whatever they are worth. odds: of the drafts that were given last, whole."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flat: int | None = None
+        self.odds: list[tuple[float, ...]] = []
 
     def seconds(self, rows: int) -> float:
         return super().seconds(rows if self.flat is None else self.flat)
 
+    def choose(self, odds: Sequence[Sequence[float]], rows: int, margin: float) -> list[int]:
+        lengths = super().choose(odds, rows, margin) if self.flat is None else list(map(len, odds))
+        self.odds = [tuple(each[:length]) for each, length in zip(odds, lengths, strict=True)]
+        return lengths
+
+
+class Verified(NamedTuple):
+    """What a step did for a stream. odds: of the tokens that were drafted, each given those before it. new: tokens that came out."""
+
+    odds: tuple[float, ...]
+    new: int
+
+    @property
+    def drafted(self) -> int:
+        return len(self.odds)
+
 
 @dataclass(frozen=True)
 class Step:
-    """Of decoding. started: seconds until it was started, with the proposer's. computed: from there to its tokens. streams: by stream,
-    tokens that were drafted, and tokens that came out."""
+    """Of decoding. started: seconds until it was started, with the proposer's. computed: from there to its tokens."""
 
     started: float
     computed: float
-    streams: Mapping[int, tuple[int, int]]
+    streams: Mapping[int, Verified]
 
     @property
     def seconds(self) -> float:
@@ -52,11 +69,11 @@ class Step:
 
     @property
     def rows(self) -> int:
-        return sum(1 + drafted for drafted, _ in self.streams.values())
+        return len(self.streams) + self.drafted
 
     @property
     def drafted(self) -> int:
-        return sum(drafted for drafted, _ in self.streams.values())
+        return sum(verified.drafted for verified in self.streams.values())
 
 
 @dataclass
@@ -77,7 +94,7 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        return sum(new for step in self.steps for _, new in step.streams.values())
+        return sum(verified.new for step in self.steps for verified in step.streams.values())
 
 
 @dataclass
@@ -127,13 +144,21 @@ class Method:
             for output in outputs:
                 answers[numbers[output.request_id]] += output.tokens
             if counts and outputs:
-                streams = {numbers[output.request_id]: (output.drafted, len(output.tokens)) for output in outputs}
-                steps.append(Step(started, computed, streams))
+                streams = zip(outputs, self._odds(outputs), strict=True)
+                found = {numbers[output.request_id]: Verified(odds, len(output.tokens)) for output, odds in streams}
+                steps.append(Step(started, computed, found))
         turn.answers += answers
         turn.groups.append(steps)
 
+    def _odds(self, outputs: Sequence[SequenceOutput]) -> list[tuple[float, ...]]:
+        """Of what was drafted for each; drafts are asked for in the order in which outputs come."""
+        odds = self.costs.odds or [()] * len(outputs)
+        assert [len(each) for each in odds] == [output.drafted for output in outputs], "drafts and outputs come in another order"
+        return odds
+
     def _step(self) -> tuple[float, float, list[SequenceOutput]]:
         """One whole step: `Engine.step` would leave the next one in flight. Seconds of its two halves, and what came out of it."""
+        self.costs.odds = []
         begun = time.perf_counter()
         self._engine.start_step()
         started = time.perf_counter()

@@ -131,9 +131,9 @@ def _token_seconds(turns: Sequence[Turn], streams: int, costs: Costs) -> float:
 def _together(turns: Sequence[Turn]) -> Speculation:
     found = Speculation()
     for step in (step for turn in turns for step in turn.steps):
-        for drafted, new in step.streams.values():
-            if drafted:
-                found.add(drafted, new - 1)
+        for verified in step.streams.values():
+            if verified.drafted:
+                found.add(verified.drafted, verified.new - 1)
     return found
 
 

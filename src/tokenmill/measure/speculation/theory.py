@@ -6,9 +6,12 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +19,11 @@ from tokenmill.measure.speculation.runs import Step, Turn
 
 ENOUGH = 5
 """Steps behind a point of the curve; where there are fewer with as many rows, neighbours are taken together."""
+
+THRESHOLDS = 33
+"""That are tried, with as many drafted tokens between each two."""
+NEVER = 2.0
+"""A threshold that no token reaches."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +64,23 @@ def predicted(turn: Turn, costs: Costs) -> float:
 
 
 def allowed(probe: Turn, costs: Costs) -> float:
-    """The speed-up of the best single length of drafts, none included: by the acceptance of drafts that were as long as they could be.
+    """The speed-up of the best single threshold: of drafts that were as long as they could be, the tokens are verified that are held to be
+    reached and right with that probability at least, or none.
 
     Every stream takes the steps that its tokens need at its mean, and leaves the others when it is done. The proposer takes its time in
-    proportion to the tokens that are drafted.
+    proportion to the tokens that are verified.
     """
-    longest = max((drafted for step in probe.steps for drafted, _ in step.streams.values()), default=0)
-    proposing = costs.proposing(probe)
-    whole = _mean_drafted(probe, longest)
+    chances = sorted(chance for step in probe.steps for verified in step.streams.values() for chance in accumulate(verified.odds, mul))
+    thresholds = [chances[at * (len(chances) - 1) // (THRESHOLDS - 1)] for at in range(THRESHOLDS)] if chances else []
+    proposing, whole = costs.proposing(probe), sum(step.drafted for step in probe.steps)
 
-    def seconds(length: int) -> float:
-        share = _mean_drafted(probe, length) / whole if whole else 0.0
-        return sum(_seconds(group, length, proposing * share, costs) for group in probe.groups)
+    def seconds(threshold: float) -> float:
+        plans = [_plans(group, threshold) for group in probe.groups]
+        share = sum(plan.verified for group in plans for plan in group) / whole if whole else 0.0
+        return sum(_seconds(group, proposing * share, costs) for group in plans)
 
-    return seconds(0) / min(map(seconds, range(longest + 1)))
+    plain = seconds(NEVER)
+    return plain / min([plain, *map(seconds, dict.fromkeys(thresholds))])
 
 
 def speedup(acceptance: float, streams: int, most: int, costs: Costs, token_seconds: float = 0.0) -> float:
@@ -84,25 +95,39 @@ def speedup(acceptance: float, streams: int, most: int, costs: Costs, token_seco
     return best
 
 
-def _seconds(group: Sequence[Step], length: int, proposing: float, costs: Costs) -> float:
-    """Of a group of streams, with drafts cut to a length."""
+class Plan(NamedTuple):
+    """A stream with drafts cut. steps: that its tokens take; rows: in each. verified: drafted tokens that were left in all steps that were
+    looked at."""
+
+    steps: float
+    rows: float
+    verified: int
+
+
+def _plans(group: Sequence[Step], threshold: float) -> list[Plan]:
+    """Of each stream of a group."""
+    streams: dict[int, list[tuple[int, int]]] = {}
+    tokens: Counter[int] = Counter()
+    for step in group:
+        for number, (odds, new) in step.streams.items():
+            length = sum(chance >= threshold for chance in accumulate(odds, mul))
+            streams.setdefault(number, []).append((length, min(new, 1 + length)))
+            tokens[number] += new
     plans = []
-    for number in {number for step in group for number in step.streams}:
-        found = [step.streams[number] for step in group if number in step.streams]
-        rows = statistics.fmean(1 + min(drafted, length) for drafted, _ in found)
-        new = statistics.fmean(min(new, 1 + length) for _, new in found)
-        plans.append((sum(new for _, new in found) / new, rows))
+    for number, found in streams.items():
+        verified, rate = sum(length for length, _ in found), statistics.fmean(new for _, new in found)
+        plans.append(Plan(tokens[number] / rate, 1 + verified / len(found), verified))
+    return plans
+
+
+def _seconds(plans: Sequence[Plan], proposing: float, costs: Costs) -> float:
+    """Of streams that run together."""
     done, total = 0.0, 0.0
-    alive = sum(rows for _, rows in plans)
-    for steps, rows in sorted(plans):
-        total += (steps - done) * (costs.seconds(alive) + proposing)
-        done, alive = steps, alive - rows
+    alive = sum(plan.rows for plan in plans)
+    for plan in sorted(plans):
+        total += (plan.steps - done) * (costs.seconds(alive) + proposing)
+        done, alive = plan.steps, alive - plan.rows
     return total
-
-
-def _mean_drafted(turn: Turn, length: int) -> float:
-    """Tokens of drafts cut to a length, in a step."""
-    return sum(min(drafted, length) for step in turn.steps for drafted, _ in step.streams.values()) / max(1, len(turn.steps))
 
 
 def _point(steps: Sequence[Step]) -> tuple[float, float]:
