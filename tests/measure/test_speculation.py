@@ -171,11 +171,10 @@ def test_while_costs_are_flat_drafts_are_as_long_as_they_can_be() -> None:
     costs = WatchedCosts()
     costs.observe(1, 1.0)
     costs.observe(8, 8.0)
-    costs.flat = 4
-    assert costs.seconds(1) == costs.seconds(100) == 4
-    assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [2, 0]
-    assert costs.odds == [(0.1, 0.1), ()]
-    costs.flat = None
+    with costs.flattened(4):
+        assert costs.seconds(1) == costs.seconds(100) == 4
+        assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [2, 0]
+        assert costs.odds == [(0.1, 0.1), ()]
     assert costs.seconds(8) == 8
     assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [0, 0]
     assert costs.odds == [(), ()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -27,19 +27,27 @@ PLAIN = "none"
 
 
 class WatchedCosts(StepCosts):
-    """An engine's own, to be read. flat: for a while it believes every step to cost what one of so many rows does, and drafts are as
-    long as they can be whatever they are worth. odds: of the drafts that were given last, whole."""
+    """An engine's own, to be read. odds: of the drafts that were given last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.flat: int | None = None
         self.odds: list[tuple[float, ...]] = []
+        self._flat: int | None = None
+
+    @contextmanager
+    def flattened(self, rows: int) -> Iterator[None]:
+        """Inside, every step is believed to cost what one of so many rows does, and drafts are as long as they can be."""
+        self._flat = rows
+        try:
+            yield
+        finally:
+            self._flat = None
 
     def seconds(self, rows: int) -> float:
-        return super().seconds(rows if self.flat is None else self.flat)
+        return super().seconds(rows if self._flat is None else self._flat)
 
     def choose(self, odds: Sequence[Sequence[float]], rows: int, margin: float) -> list[int]:
-        lengths = super().choose(odds, rows, margin) if self.flat is None else list(map(len, odds))
+        lengths = super().choose(odds, rows, margin) if self._flat is None else list(map(len, odds))
         self.odds = [tuple(each[:length]) for each, length in zip(odds, lengths, strict=True)]
         return lengths
 
@@ -201,8 +209,8 @@ def measure_case(methods: Mapping[str, Method], workload: str, streams: int, req
         tell(f"{workload}, {streams} streams: round {number} of {rounds}")
         salt = f"{workload} {streams} {number}"
         for method in _rotated(list(methods.values()), number):
-            method.costs.flat = streams if number == 0 else None
-            turn = method.take(groups, salt)
+            with method.costs.flattened(streams) if number == 0 else nullcontext():
+                turn = method.take(groups, salt)
             if number:
                 case.turns[method.name].append(turn)
             else:
