@@ -113,7 +113,7 @@ class Bench:
             params = SamplingParams(temperature=0, seed=0, ignore_eos=True, max_tokens=streams + self._steps + 16)
             prompt = rng.integers(0, engine.info.vocab_size, PROMPT).tolist()
             request = Generate(request_id=f"request-{i:024}", prompt=prompt, params=params)
-            collectors[request.request_id] = Collector(request, None, self._tokenizer)
+            collectors[request.request_id] = Collector(request, None, self._tokenizer, self._engine.info)
             engine.add(request)
         while len(self._step(collectors)) < streams:
             pass

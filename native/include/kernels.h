@@ -9,7 +9,10 @@ namespace mill {
 // An element above this many times its row's root mean square is an outlier (docs/numerics.md).
 constexpr float kOutlier = 3.5f;
 
-constexpr int kTile = 8;
+// Rows are taken in tiles of eight, but for a step of few rows, which are one tile: a panel is unpacked once for each tile.
+constexpr int kTile = 8, kFewRows = 10;
+[[gnu::always_inline]] constexpr inline int tile_height(int rows) { return rows <= kFewRows ? kFewRows : kTile; }
+[[gnu::always_inline]] constexpr inline int tiles_of(int rows) { return (rows + tile_height(rows) - 1) / tile_height(rows); }
 
 // A row of floats in runs of 16 columns, `step` floats apart.
 struct Row {
@@ -19,19 +22,23 @@ struct Row {
     [[gnu::always_inline]] Row from(size_t col) const { return {at(col), step}; }
 };
 
-// Float activations in tiles of up to kTile rows, [width / 16][n][16] each: what a panel of weights gives for a tile is one run of memory, and
+// Float activations in tiles, [width / 16][n][16] each: what a panel of weights gives for a tile is one run of memory, and
 // so is a step over the columns for all rows of a tile. The width is a multiple of 16. Plain: row after row instead.
 struct Rows {
     float* data;
     size_t width;
     bool plain;
     int rows;
-    [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
-    [[gnu::always_inline]] int tile_rows(int tile) const { return rows - tile * kTile < kTile ? rows - tile * kTile : kTile; }
-    [[gnu::always_inline]] float* tile(int tile) const { return data + size_t(tile) * kTile * width; }
+    [[gnu::always_inline]] int tiles() const { return tiles_of(rows); }
+    [[gnu::always_inline]] int tile_rows(int tile) const {
+        const int height = tile_height(rows), left = rows - tile * height;
+        return left < height ? left : height;
+    }
+    [[gnu::always_inline]] float* tile(int tile) const { return data + size_t(tile) * tile_height(rows) * width; }
     [[gnu::always_inline]] Row row(int r) const {
         if (plain) return {data + size_t(r) * width, kLanes};
-        return {tile(r / kTile) + r % kTile * kLanes, size_t(tile_rows(r / kTile)) * kLanes};
+        const int at = r / tile_height(rows);
+        return {tile(at) + r % tile_height(rows) * kLanes, size_t(tile_rows(at)) * kLanes};
     }
 };
 
@@ -61,10 +68,11 @@ struct QuantRows {
     // More outliers than cols / 12 would by themselves exceed the row's sum of squares; they are written 16 at a time.
     [[gnu::always_inline]] static constexpr int stride(int cols) { return cols / 12 + 1 + kLanes; }
     [[gnu::always_inline]] static constexpr int words(int cols) { return (cols + 63) / 64; }
-    [[gnu::always_inline]] int tiles() const { return (rows + kTile - 1) / kTile; }
+    [[gnu::always_inline]] int tiles() const { return tiles_of(rows); }
     [[gnu::always_inline]] QuantTile tile(int t) const {
-        const size_t row = size_t(t) * kTile, slot = row * stride(cols);
-        return {rows - int(row) < kTile ? rows - int(row) : kTile, cols, slots[t], records + row * (cols / 32) * kRecordBytes,
+        const int height = tile_height(rows), left = rows - t * height;
+        const size_t row = size_t(t) * height, slot = row * stride(cols);
+        return {left < height ? left : height, cols, slots[t], records + row * (cols / 32) * kRecordBytes,
                 used + size_t(t) * words(cols), at + slot, x + slot, size_t(stride(cols))};
     }
 };
@@ -146,8 +154,8 @@ struct LinearScratch {
 };
 
 // Frames that the next attention reads, which a linear op of many rows fetches while it computes: it waits for arithmetic, and attention for
-// memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in a tile of rows that
-// leaves memory time for it (ahead_of in linear_quant.inl), a panel fetches as many bytes of the frames as it has itself.
+// memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in each tile of rows
+// but the first, which waits for the panel itself, a panel fetches as many bytes of the frames as it has itself.
 struct FetchFrame {
     int32_t head, frame;
 };
@@ -157,7 +165,7 @@ struct Fetch {
     const FetchFrame* frames;
     int count;
     size_t head_bytes, begin, span;
-    // What byte `at` of the op's panels fetches for tile t, or null: nothing.
+    // What byte `at` of the op's panels fetches for the tile after tile t, or null: nothing.
     [[gnu::always_inline]] const uint8_t* source(size_t at, int t) const {
         const size_t byte = t * span + begin + at;
         if (byte >= count * head_bytes) return nullptr;

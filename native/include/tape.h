@@ -1,76 +1,16 @@
 // A recorded forward pass: a flat list of phases over fixed buffers, replayed once per engine step with new rows.
 #pragma once
 
-#include "kernels.h"
 #include "pool.h"
-
-#include <memory>
-#include <span>
-#include <vector>
+#include "step.h"
 
 namespace mill {
-
-struct Segment {
-    int row, rows, position, tables;   // tables: how many page tables it has, which follow those of the segments before it
-    int sparse, weigh;                 // weigh: where its attention weights go, or -1
-};
-
-// The extents of a sequence in one KV group, among those of the batch.
-struct PageTable {
-    int extent, extents;
-};
-
-// int64 [layers * kv heads][frames] of a sequence.
-struct FrameWeights {
-    int64_t* data;
-    int frames;
-    std::shared_ptr<void> owner;   // of the data, until the step is finished
-};
-
-// One step's input; see kernels/ops.py. The tape copies what the spans show.
-struct Batch {
-    std::span<const int32_t> tokens;
-    std::span<const Segment> segments;
-    std::span<const PageTable> tables;
-    std::span<const int32_t> frames, starts;   // extents of all tables; a frame of -1: a hole
-    std::span<const int32_t> outputs;
-    std::span<const FrameWeights> weights;
-};
-
-// Up to kMaxAttendRows (token, head of the group) rows of one segment for one kv head; `cut` < 0: all cuts.
-struct AttendItem {
-    int segment, first, count, kv_head, cut, partial;
-};
-
-// The row blocks of attention ops that have a window and whose kv heads are in certain groups, laid out anew for every step.
-struct AttendPlan {
-    int window;                       // 0: none
-    std::vector<int> groups;          // of each kv head
-    std::vector<AttendItem> items;    // phase one
-    std::vector<AttendItem> merges;   // phase two: `cut` is the number of partials, from `partial` on
-    std::vector<FetchFrame> frames;   // the first of those that are read, in that order; no more than can be fetched ahead
-};
-
-// What all phases of a step share.
-struct StepState {
-    Batch batch;
-    int rows = 0, outputs = 0;
-    uint64_t step = 0;                         // counts
-    std::vector<int32_t> position, frame;      // per token row; frame: [groups][rows], number in the pool
-    std::vector<AttendPlan> plans;
-    std::vector<AttendItem> weighed;           // all rows of a segment whose weights are wanted, per kv head
-};
 
 struct ThreadScratch {
     std::unique_ptr<AttendScratch> attend;
     Memory columns, places, row, o, total;   // row: an embedding
     std::vector<uint8_t*> frames;            // of each kv head: a row's
     LinearScratch linear{};                  // over columns and places
-};
-
-// Results of cuts that different threads computed for one row: m and l [partials][2][kMaxAttendRows], o [partials][kMaxAttendRows][head_dim].
-struct Partials {
-    float *m, *o;
 };
 
 struct LinearPhase;
@@ -83,28 +23,6 @@ public:
 };
 
 struct Activations;
-
-// After its sparsification a sequence sees of a streaming group the first `sinks` positions and the last `recent` ones. 0, 0: everything.
-struct Streaming {
-    int sinks, recent;
-};
-
-struct Pair {
-    int layer, kv_head;
-};
-
-// Pair i of a group lies in slot i of the pool; frames are numbered once for all groups.
-struct KVGroup {
-    std::vector<Pair> pairs;
-    Streaming streaming;
-};
-
-struct TapeShape {
-    int max_rows, max_outputs, max_cols, frames;   // max_cols: inputs of the widest linear op
-    int layers, heads, kv_heads;
-    PageFormat page;
-    std::vector<KVGroup> groups;
-};
 
 // Where the kv heads of a layer lie.
 struct LayerPlace {
@@ -167,17 +85,9 @@ private:
     struct Rope { std::vector<double> inverse; Memory cos, sin; };
 
     Activations at(int index) const;
-    Batch keep(const Batch& batch);
     void place_pairs();
-    void prepare(const Batch& batch);
-    void check_pages(const Segment& segment, const PageTable& table, int group);
-    void plan_weighing();
-    void choose_outputs(std::span<const int32_t> outputs, int rows);
     void launch(size_t first_phase);
     void walk(int thread) noexcept;
-    void plan_attention(AttendPlan& plan, int& partials);
-    void plan_fetching(AttendPlan& plan);
-    int plan_for(int window, const std::vector<int>& groups);
     template <class P, class... A> void push(A&&... args);
 
     std::shared_ptr<Pool> pool_;
@@ -189,28 +99,20 @@ private:
     std::vector<std::unique_ptr<Claims>> claims_;
     std::vector<int> counts_;
     std::vector<ThreadScratch> scratch_;
-    StepState state_;
-    std::vector<int32_t> numbers_;     // what state_.batch shows, and
-    std::vector<Segment> segments_;
-    std::vector<PageTable> tables_;
-    std::vector<FrameWeights> weights_;
+    Step step_;
     size_t first_phase_ = 0;           // of the step in flight
     bool started_ = false;
     const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
-    int vocabulary_ = 0, inputs_ = 0;
+    int inputs_ = 0;
     std::vector<LinearPhase*> before_attention_;   // linear ops since the last attention
-    size_t longest_fetch_ = 0;  // bytes that those before some attention fetch per tile of rows
     size_t select_phase_ = 0;   // the first: from there on only wanted rows are computed
 
     std::vector<LayerPlace> layers_;
-    std::vector<int> look_back_;       // of each group: the widest window, 0: without end
     Memory kv_, q_, sums_;             // sums: maximum and sum of attention, f32 [rows][heads][2], of rows whose weights are wanted
     // Input of the linear op under way: normed, for dense weights, and quantised. Shared, since ops run one after another.
     Memory dense_, records_, used_, outlier_at_, outlier_x_;
     std::vector<int> slots_;
     QuantRows quant_{};
-    Memory partial_m_, partial_o_;
-    Partials partials_{};
 };
 
 }  // namespace mill

@@ -65,10 +65,12 @@ struct InputPhase final : Phase {
     int items(const StepState& s) const override { return x.tiles(s); }
     void run(const StepState& s, int begin, int end, ThreadScratch&) override {
         const Rows rows = x.rows(s);
+        Rows normed = rows;
+        normed.data = dense;
         const float* w = norm.empty() ? nullptr : norm.data();
         for (int item = begin; item < end; ++item) {
             const float* tile = rows.tile(item);
-            if (dense) k.rms_norm(tile, w, eps, rows.tile_rows(item), cols, dense + size_t(item) * kTile * rows.width);
+            if (dense) k.rms_norm(tile, w, eps, rows.tile_rows(item), cols, normed.tile(item));
             if (!quant) continue;
             QuantRows to = *quant;
             to.rows = rows.rows;

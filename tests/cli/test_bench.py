@@ -72,6 +72,8 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["kernels", "m", "--forms", "Q4_1"], "--forms has no part in measuring a MODEL"),
         (["kernels", "--rows", "0"], "--rows is '0', but must be numbers between 1 and 4096"),
         (["kernels", "--forms", "Q9"], "--forms: there is no weight form 'Q9'"),
+        (["kernels", "--kv", "int8"], "--kv is 'int8', but must be bf16 or KEY/VALUE[:GROUP][:plain]"),
+        (["kernels", "--kv", "int8/int4:48"], "group_size is 48, but must be a multiple of 32"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_a_line(args: list[str], message: str) -> None:
@@ -92,7 +94,7 @@ def test_kernels_are_measured_without_a_model(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(kernels, "largest_cache", lambda: 1 << 20)
     monkeypatch.setattr(kernels, "CONTEXTS", (16, 64))
     file = tmp_path / "kernels.json"
-    args = ["bench", "kernels", "--forms", "Q4_K", "--rows", "1,2", "--threads", "1", "--json", str(file)]
+    args = ["bench", "kernels", "--forms", "Q4_K", "--rows", "1,2", "--kv", "int8/int4:32", "--threads", "1", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["tokenmill", *args])
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
@@ -100,7 +102,9 @@ def test_kernels_are_measured_without_a_model(tmp_path: Path, monkeypatch: pytes
     written = msgspec.json.decode(file.read_bytes(), type=Report)
     # of the reference shapes only `down` has rows that are whole blocks of 256
     assert [(row["op"], row["form"], row["rows"]) for row in written.tables["linear"]] == [("down", "Q4_K", 1), ("down", "Q4_K", 2)]
-    assert written.tables["attention"]
+    decode = next(row for row in written.tables["attention"] if row["phase"] == "decode")
+    # 3 KV heads of 64 channels: 64 + 32 bytes and scales of two groups for each of the 17 positions
+    assert float(decode["bytes_per_second"] or 0) * float(decode["seconds"] or 0) == pytest.approx(3 * 108 * 17)
     assert written.ceilings is not None
     assert written.command == ["tokenmill", *args]
 
@@ -140,7 +144,7 @@ def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatc
     assert {row["policy"]: row["entries"] for row in steps[:5]} == {"dynamic": 8, "8": 8, "16": 4, "32": 3, "64": 2}
     limits = written.tables["limits"]
     assert len(limits) == 7
-    assert limits[0]["verdict"] == limits[1]["verdict"] == "held"
+    assert [row["verdict"] for row in limits[:3]] == ["held", "held", "not judged"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,53 @@ def test_what_the_engine_refuses_is_told_before_a_model_is_looked_for(name: str)
     result = CliRunner().invoke(app, ["eval", name, "no-such-model", "--kv", "int8/int4:48"])
     assert isinstance(result.exception, ConfigError), result.output
     assert "group_size is 48" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (100, r"--budget-mb: .* gives up nothing of texts of 512 tokens: it would with 12\.656$"),
+        (1, r"--budget-mb is 1, but of .* 512 tokens take at least 5\.625: raise it$"),
+        (0.01, r"--budget-mb is 0\.01, but of .* 512 tokens take at least 5\.625"),
+    ],
+)
+def test_a_budget_that_says_nothing_about_a_level_is_refused_by_the_options_name(smollm2_path: Path, budget: float, message: str) -> None:
+    args = ["--tokens", "512", "--window", "512", "--sparse", "topk_positions:0.5", "--budget-mb", str(budget)]
+    result = CliRunner().invoke(app, ["eval", "perplexity", str(smollm2_path), *args])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert re.search(message, str(result.exception))
+
+
+@pytest.mark.parametrize("budget", [5.625, 12.656])
+def test_the_budgets_that_are_named_do_it_and_a_format_that_they_do_nothing_for_is_told_of(smollm2_path: Path, budget: float) -> None:
+    args = ["--tokens", "512", "--window", "512", "--file", __file__, "--sparse", "topk_positions:0.5", "--budget-mb", str(budget)]
+    result = CliRunner().invoke(app, ["eval", "perplexity", str(smollm2_path), "--kv", "int8/int4:plain", *args, "--json", "-"])
+    assert result.exit_code == 0, result.output
+    assert [row["sparsified"] for row in msgspec.json.decode(result.stdout, type=Report).tables["perplexity"]] == [0, 0, 1, 0]
+    assert re.search(r"--budget-mb: int8/int4:plain .* gives up nothing of texts of 512 tokens: it would with", result.stderr)
+
+
+def test_a_level_that_gave_nothing_up_is_told_of(smollm2_path: Path) -> None:
+    """The bound of lengths lets it pass, the questions are shorter."""
+    args = ["--lengths", "400", "--depths", "50", "--each", "1", "--sparse", "topk_positions:0.5"]
+    result = CliRunner().invoke(app, ["eval", "needle", str(smollm2_path), *args, "--budget-mb", "10"])
+    assert result.exit_code == 0, result.output
+    told = re.search(r"NOTHING was sparsified, --budget-mb is too large: .* it would with ([\d.]+)", result.output)
+    assert told is not None, result.output
+    found = evaluate("needle", smollm2_path, *args, "--budget-mb", told[1])
+    assert [row["sparsified"] for row in found.tables["needle"]] == [0, 1]
+
+
+@pytest.mark.parametrize(("name", "message"), [("needle", "500 tokens take at least 5.625"), ("tasks", "a prompt does not fit; 5.625")])
+def test_a_prompt_beyond_the_budget_is_refused_by_the_options_name(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(tasks, "all_tasks", lambda seed: [Task("english", "one two three " * 200, 2)])
+    args = ["--lengths", "1000", "--depths", "50", "--each", "1"] if name == "needle" else []
+    sparse = ["--kv", "int8/int4:plain", "--sparse", "topk_positions:0.5", "--budget-mb", "4"]
+    result = CliRunner().invoke(app, ["eval", name, str(smollm2_path), *args, *sparse])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert str(result.exception).startswith(f"--budget-mb is 4, but of bf16 topk_positions:0.5 of 4 MB {message}")
 
 
 def test_perplexity_of_the_reference_is_that_of_the_model(smollm2_path: Path) -> None:

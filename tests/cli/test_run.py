@@ -78,7 +78,7 @@ def test_json_is_one_object_with_usage_and_timings(model: str, answers: dict[str
     assert (got["mode"], got["finish_reason"], got["seed"]) == ("completion", "length", 3)
     assert (got["threads"], got["cpus"]) == (1, str(max(usable_cpus())))
     kept = {"format": "bf16", "sparsified_from": None, "dropped_tokens": 0}
-    assert got["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "cached_tokens": 0, "kv": kept}
+    assert got["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "cached_tokens": 0, "kv": kept, "speculation": None}
     assert got["model"] == Path(model).stem
     assert got["kernels"] in ("portable", "avx2", "avx512")
     timings = got["timings"]
@@ -86,6 +86,18 @@ def test_json_is_one_object_with_usage_and_timings(model: str, answers: dict[str
     assert timings["itl"] * 7 == pytest.approx(timings["total"] - timings["ttft"])
     assert timings["tokens_per_second"] == pytest.approx(1 / timings["itl"])
     assert timings["prompt_tokens_per_second"] == pytest.approx(5 / timings["ttft"])
+
+
+def test_speculation_changes_no_answer_and_is_told(model: str) -> None:
+    options = ["--json", "--raw", "--max-tokens", "40", "--temperature", "0.8", "--seed", "5", "--max-model-len", "128"]
+    plain = json.loads(run(model, "One, two, one, two, one,", *options).stdout)
+    for more in (["--speculate", "suffix"], ["--draft-model", "smollm2:135m", "--draft-tokens", "3"]):
+        got = json.loads(run(model, "One, two, one, two, one,", *options, *more).stdout)
+        assert got["text"] == plain["text"]
+        counted = got["usage"].pop("speculation")
+        assert got["usage"] | {"speculation": None} == plain["usage"]
+        assert counted["proposer"] == (more[1] if more[0] == "--speculate" else "draft")
+        assert counted["drafted"] >= counted["accepted"]
 
 
 def test_a_single_token_has_no_time_between_tokens(model: str) -> None:
@@ -145,6 +157,11 @@ BAD = [
     (["{model}", "x", "--raw", "--system", "y"], "--raw uses no chat template: leave out --system"),
     (["{model}", "x", "--raw", "--chat-template", "chatml"], "leave out --chat-template"),
     (["{model}", "x", "--chat-template", "chatm"], "chat_template is 'chatm': neither a built-in template (chatml) nor a file"),
+    (["{model}", "x", "--speculate", "medusa"], "--speculate is 'medusa', but must be ngram, suffix, draft or combined"),
+    (["zzz", "x", "--speculate", "draft"], "--speculate draft needs a model: name one with --draft-model"),
+    (["zzz", "x", "--speculate", "ngram", "--draft-model", "y"], "--speculate ngram has no use for --draft-model"),
+    (["zzz", "x", "--draft-tokens", "4"], "--draft-tokens needs --speculate or --draft-model"),
+    (["{model}", "x", "--draft-model", "smolm2:135m"], "unknown model 'smolm2:135m': did you mean smollm2:135m"),
     (["{model}", "x", "--max-model-len", "9999999"], "max_model_len is 9999999"),
     (["{model}", "word " * 100, "--max-model-len", "64"], "model context is 64"),
     (["{model}", "word " * 20, "--max-model-len", "64", "--max-tokens", "60"], "(max_tokens 60)"),

@@ -27,8 +27,8 @@ class Watch:
         self.log.append(f"start {self.starts}")
         return self.runner.start(step)
 
-    def finish(self, flight, generations):
-        result = self.runner.finish(flight, generations)
+    def finish(self, flight, generations, proposals=None):
+        result = self.runner.finish(flight, generations, proposals)
         self._fail("finish")
         self.finishes += 1
         self.log.append(f"finish {self.finishes}")

@@ -16,7 +16,7 @@ import msgspec
 from tokenmill.core import errors
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.messages import EngineInfo, Generate, PageCounts, SequenceOutput, Stats
-from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
+from tokenmill.core.types import FRAME, FinishReason, Speculation, TokenLogprobs
 from tokenmill.worker.main import main
 
 EOS = 256
@@ -39,6 +39,8 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     broken_at: int | None = None
     """The token of every answer, counted from 0, for which the model has no finite number."""
     max_model_len: int = 4096
+    draft: int = 0
+    """Tokens that each step guesses behind the first of an answer; some of them are right, more or fewer from step to step."""
 
     def spent(self) -> bool:
         return self.once is not None and os.path.exists(self.once)
@@ -81,9 +83,11 @@ class ScriptedEngine:
         self._config = config
         self._sequences: list[Running] = []
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
+        self._speculation = Speculation() if script.draft else None
         self.info = EngineInfo(
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
-            kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
+            kv_bytes=80_000, kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
+            proposer="script" if script.draft else None,
             max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
             load_seconds=0.0,
         )  # fmt: skip
@@ -123,7 +127,8 @@ class ScriptedEngine:
         return Stats(
             running=len(self._sequences), waiting=0, kv_total=10_000, kv_free=10_000 - held, kv_cached=0, kv_held=held, kv_shared=0,
             kv_saved=0, kv_frame_bytes=FRAME, kv_unfilled=0, kv_pages={8: PageCounts(10_000 - held, held, 0, 0)}, kv_dropped=0,
-            kv_sparsified=0, kv_ended=0, kv_refused=0, prefix_queries=0, prefix_hits=0, preemptions=0, evictions=0, **self._counts,
+            kv_sparsified=0, kv_ended=0, kv_refused=0, prefix_queries=0, prefix_hits=0, preemptions=0, evictions=0,
+            speculation=self._speculation, **self._counts,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -142,20 +147,31 @@ class ScriptedEngine:
         if len(sequence.made) == self._script.broken_at:
             output.finish_reason = FinishReason.BROKEN
             return output
+        output.first_scheduled = sequence.scheduled
+        if params.prompt_logprobs is not None and not sequence.made:
+            output.prompt_logprobs = [None, *(likely(t, params.prompt_logprobs) for t in request.prompt[1:])]
+        output.drafted = self._script.draft if sequence.made else 0
+        for _ in range(1 + len(sequence.made) % (output.drafted + 1)):
+            self._put_out(sequence, output)
+            if output.finish_reason is not None:
+                break
+        if self._speculation is not None and output.drafted:
+            self._speculation.add(output.drafted, len(output.tokens) - 1)
+        return output
+
+    def _put_out(self, sequence: Running, output: SequenceOutput) -> None:
+        """One more token."""
+        request, params = sequence.request, sequence.request.params
         token = sequence.next_token()
         sequence.made.append(token)
         self._counts["generation_tokens"] += 1
-        output.tokens = [token]
-        output.first_scheduled = sequence.scheduled
+        output.tokens.append(token)
         if params.logprobs is not None:
-            output.logprobs = [likely(token, params.logprobs)]
-        if params.prompt_logprobs is not None and len(sequence.made) == 1:
-            output.prompt_logprobs = [None, *(likely(t, params.prompt_logprobs) for t in request.prompt[1:])]
+            output.logprobs = [*(output.logprobs or ()), likely(token, params.logprobs)]
         if (token in request.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
             output.finish_reason, output.stop_token = FinishReason.STOP, token
         elif len(sequence.made) == params.max_tokens:
             output.finish_reason = FinishReason.LENGTH
-        return output
 
     def _fail_as_told(self, step: int) -> None:
         script = self._script

@@ -180,7 +180,7 @@ class Setting:
         memory = {"memory_budget_gb": (self.frames + 0.5) * frame_bytes / 2**30}
         settings |= cache | {"kv_cache_config": cache.get("kv_cache_config", {}) | memory}
         engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
-        assert engine.info.kv_tokens // FRAME == self.frames
+        assert engine.info.kv_bytes // (FRAME * engine.info.kv_bytes_per_token) == self.frames
         engine._runner._tape.fill_kv(0xFF)  # what was never written is NaN
         return engine
 

@@ -109,7 +109,7 @@ def a_hit_reaches_one_frame_too_far(engine: Engine, patch: Patch) -> None:
     def acquire_further(seq_id: Any, tokens: Sequence[int], salt: str, limit: int | None) -> int:
         found = acquire(seq_id, tokens, salt, limit)
         if further(tokens, found // FRAME):
-            kv.tables(seq_id)[0].append(*kv._pool.allocate(1))
+            kv.tables(seq_id)[0].append(*kv._store._pool.allocate(1))
             return found + FRAME
         return found
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tokenmill.core.types import FRAME
-from tokenmill.kernels.layout import KeyCalibration, KVFormat, KVLayout, Streaming
+from tokenmill.core.types import FRAME, Streaming
+from tokenmill.kernels.layout import KeyCalibration, KVFormat, KVLayout
 from tokenmill.kernels.native import PackedWeight, Pool, variants
 from tokenmill.kernels.ops import Attention, Batch, Buffer, Embed, Heads, Linear, Pages, Program, RotateAndStore, Segment, Select
 from tokenmill.kernels.reference import Reference
@@ -296,8 +297,8 @@ def test_a_layout_that_does_not_fit_is_refused(rng, variant):
         ((((0, 0), (0, 1), (1, 0)),), None),
         ((((0, 0), (0, 1), (1, 0), (1, 0)),), None),
         ((((0, 0), (0, 1), (1, 0), (2, 1)),), None),
-        ((((0, 0), (0, 1), (1, 0), (1, 1)),), Streaming(8, 64)),
-        ((((0, 0), (0, 1), (1, 0), (1, 1)),), Streaming(16, 60)),
+        ((((0, 0), (0, 1), (1, 0), (1, 1)),), SimpleNamespace(sinks=8, recent=64)),
+        ((((0, 0), (0, 1), (1, 0), (1, 1)),), SimpleNamespace(sinks=16, recent=60)),
     ):
         with pytest.raises(ValueError, match=r"\[tape\]"):
             layers.tape(variant, 1, 8, 2, KVLayout(KVFormat(), groups, (rule,)))

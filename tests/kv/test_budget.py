@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Streaming
 from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, Strategy, lightest
 from tokenmill.kv.footprint import Footprint, frames_for
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 
 
 def footprint(*rules: Retention) -> Footprint:

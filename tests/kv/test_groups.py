@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, check_groups, divide
+from tokenmill.core.types import Pair, Streaming
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window, check_groups, divide
 
 
 def pairs(layers: range | list[int], heads: int = 1) -> list[Pair]:

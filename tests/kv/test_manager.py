@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
 
     def forget_evicted(self, count: int) -> None:
         """Which prefixes went is the tree's business (its own tests say which); they were idle, and nothing builds on them."""
-        held = {frame for _, _, node in self.kv._cache._tree.nodes() for frame in node.frames}
+        held = {frame for _, _, node in self.kv._store._cache._tree.nodes() for frame in node.frames}
         gone = [key for key, frame in self.tree.items() if frame not in held]
         assert len(gone) == count
         for key in gone:
@@ -281,7 +281,7 @@ def test_a_long_prompt_in_a_fresh_pool_is_one_extent() -> None:
 
 def test_a_leaked_frame_fails_the_integrity_check() -> None:
     kv = manager(8)
-    kv._pool.allocate(1)
+    kv._store._pool.allocate(1)
     with pytest.raises(AssertionError, match="1 frames have no owner"):
         kv.check_integrity()
 

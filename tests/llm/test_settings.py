@@ -14,7 +14,6 @@ from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, NotBuiltYet, Unavailable
 
 ARTICLE: list[tuple[dict[str, Any], str]] = [
-    ({"speculative_config": {"model": "qwen2.5-coder:0.5b", "num_speculative_tokens": 6}}, "speculative decoding is not built yet"),
     ({"kv_transfer_config": {"role": "prefill", "connector": "nccl"}}, "prefill/decode separation is not built yet"),
     ({"scheduler": "prefill_optimized"}, "scheduler is not built yet"),
 ]
@@ -35,6 +34,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"attention_config": {"sparse_attention": {"strategy": "random"}}}, "sparse_attention.strategy is 'random'"),
     ({"attention_config": {"sparse_attention": {"keep_ratio": 1}}}, "keep_ratio is 1.0, but must be at least 0 and below 1"),
     ({"attention_config": {"sparse_attention": {"trigger_threshold": 0}}}, "trigger_threshold is 0.0, but must be above 0"),
+    ({"speculative_config": {"num_tokens": 4}}, "unknown setting 'speculative_config.num_tokens': did you mean 'num_speculative_tokens'"),
+    ({"speculative_config": {"method": "medusa"}}, "speculative_config.method is 'medusa'"),
+    ({"speculative_config": {"method": "draft"}}, "method draft needs a model"),
+    ({"speculative_config": {"method": "suffix", "model": "smollm2:135m"}}, "method suffix has no use for a model"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens is 0, but must be between 1 and 48"),
+    ({"speculative_config": {"method": "ngram", "acceptance_threshold": 1.5}}, "acceptance_threshold is 1.5, but must be between 0 and 1"),
+    ({"speculative_config": {"method": "ngram", "verify": "typical"}}, "speculative_config.verify is 'typical'"),
     ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: on a CPU threads do this work, use threads=2"),
     ({"dtype": "float16"}, "weights keep the precision of their file"),
     ({"worker_cls": "x"}, "there is one worker class"),
@@ -88,6 +94,31 @@ def test_a_model_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     damaged.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError):
         LLM(damaged)
+
+
+def test_a_draft_model_that_is_not_there_or_not_whole_is_an_error(smollm2_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="did you mean smollm2:135m"):
+        LLM(smollm2_path, speculative_config={"model": "smolm2:135m"})
+    with pytest.raises(ModelNotFound, match=r"nowhere\.gguf"):
+        LLM(smollm2_path, speculative_config={"model": str(tmp_path / "nowhere.gguf")})
+    damaged = tmp_path / "a.gguf"
+    damaged.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError):
+        LLM(smollm2_path, speculative_config={"model": str(damaged)})
+
+
+def test_a_draft_model_of_another_vocabulary_is_an_error(smollm2_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(smollm2_path.read_bytes().replace(b"<|im_start|>", b"<|in_start|>"))
+    with pytest.raises(ConfigError, match="has another vocabulary than the model it drafts for") as told:
+        LLM(smollm2_path, max_model_len=64, speculative_config={"model": str(other)})
+    assert told.value.param == "speculative_config.model"
+
+
+def test_a_draft_model_is_told_by_its_name(smollm2_path: Path) -> None:
+    with LLM(smollm2_path, max_model_len=64, speculative_config={"model": "smollm2:135m"}) as llm:
+        assert (llm.info.proposer, llm.info.draft_model) == ("draft", smollm2_path.stem)
+        assert llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1))[0].outputs[0].text == " Paris"
 
 
 def test_a_model_goes_by_its_catalogue_name_its_file_or_the_name_it_is_given(smollm2_path: Path) -> None:

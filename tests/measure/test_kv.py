@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from tokenmill.core.kv_spelling import Format
+from tokenmill.core.types import KVType
 from tokenmill.kernels.layout import KVFormat, KVLayout
+from tokenmill.kv.budget import SparsePolicy
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.measure.kv_formats import format_rows, formats_table
 from tokenmill.measure.kv_limits import HIT, ONCE, limit_rows
@@ -19,7 +24,7 @@ from tokenmill.measure.report import Row
 
 def model(*groups: KVGroup) -> KVModel:
     layout = KVLayout(KVFormat(), tuple(group.pairs for group in groups), (None,) * len(groups))
-    return KVModel(groups, layout, 64, len(groups), 40_000)
+    return KVModel(groups, layout, 64, len(groups), 40_000, SparsePolicy())
 
 
 WHOLE = model(KVGroup("whole", Whole(), ((0, 0),)))
@@ -51,9 +56,16 @@ def test_formats_are_page_arithmetic(name: str, group_size: int | None, head_byt
     assert float(row["ratio"] or 0) <= float(row["limit"] or 0)
 
 
-def limits(once: float, others_to_first: float) -> dict[str, Row]:
+@pytest.mark.parametrize(("key", "value"), [*product(get_args(KVType), repeat=2)])
+def test_what_a_format_is_called_is_how_it_is_asked_for(key: KVType, value: KVType) -> None:
+    asked = Format.parse(str(KVFormat(key, value, 96)))
+    assert (asked.key, asked.value, asked.group_size) == (key, value, None if key == value == "bf16" else 96)
+
+
+def limits(once: float, others_to_first: float, shared: int = 2000, own: int = 32) -> dict[str, Row]:
     sharing, formats = sharing_table(), formats_table()
-    sharing.rows.append({"sharing": "radix", "arrival": "one by one", "once": once, "others_to_first": others_to_first})
+    size: Row = {"shared": shared, "own": own}
+    sharing.rows.append(size | {"sharing": "radix", "arrival": "one by one", "once": once, "others_to_first": others_to_first})
     formats.rows.extend(format_rows(64, 1))
     table = limits_table()
     table.rows.extend(limit_rows(sharing, pages_table(), steps_table(), formats))
@@ -68,6 +80,23 @@ def test_a_limit_is_held_or_missed_on_its_own_side() -> None:
     assert [bad[name]["verdict"] for name in names] == ["MISSED", "MISSED"]
     assert good[HIT.name]["used"] == pytest.approx(0.8)
     assert len(good) == 3, "no figure, no limit"
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "once", "hit"),
+    [
+        (1000, 50, "MISSED", "MISSED"),
+        (999, 10, "MISSED", "not judged"),
+        (2000, 101, "MISSED", "not judged"),
+        (80, 4, "MISSED", "not judged"),
+        (79, 1, "not judged", "not judged"),
+    ],
+)
+def test_prompts_for_which_nothing_is_promised_are_not_judged(shared: int, own: int, once: str, hit: str) -> None:
+    found = limits(0.0, 0.5, shared, own)
+    assert [found[name]["verdict"] for name in (f"{ONCE.name}, one by one", HIT.name)] == [once, hit]
+    assert (found[HIT.name]["used"] is None) is (hit == "not judged")
+    assert found[HIT.name]["figure"] == 0.5
 
 
 def test_users_share_a_system_prompt_and_nothing_else() -> None:

@@ -49,7 +49,7 @@ def test_an_engines_decode_steps_have_all_sequences_in_them(smollm2_path: Path) 
 
 
 def test_more_sequences_than_fit_are_refused(smollm2_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"need \d+ tokens of KV"):
+    with pytest.raises(ConfigError, match=r"need [\d.]+ GB of KV cache, the pool has [\d.]+: lower --batch-sizes or --context"):
         list(engine_steps(smollm2_path, 1, [4096], 8000, CEILINGS, seed=0))
 
 
@@ -63,14 +63,14 @@ def test_a_batch_job_is_split_into_its_phases(smollm2_path: Path) -> None:
 
 
 class Clockwork:
-    """Answers at fixed distances, without waiting."""
+    """Answers in pieces at fixed distances, without waiting. tokens: of each piece."""
 
-    def __init__(self, error: str | None = None) -> None:
-        self.error = error
+    def __init__(self, error: str | None = None, tokens: int = 1) -> None:
+        self.error, self.tokens = error, tokens
 
     async def send(self, ask: Ask, record: Record) -> None:
         record.sent = now()
-        record.times = [record.scheduled + 0.5 + 0.01 * n for n in range(ask.max_tokens)]
+        record.times = [record.scheduled + 0.5 + 0.01 * n for n in range(ask.max_tokens // self.tokens)]
         record.ended, record.error = record.times[-1], self.error
         record.prompt_tokens, record.output_tokens = len(ask.prompt.split(" ")), ask.max_tokens
 
@@ -84,6 +84,12 @@ async def test_latency_has_a_row_for_each_number_of_streams_and_prompt() -> None
     first, later = latency_charts(table)
     assert [line.label for line in first.lines] == ["1 streams", "4 streams"]
     assert [line.label for line in later.lines] == ["prompt 8", "prompt 32"]
+
+
+async def test_pieces_of_several_tokens_have_their_distance_and_a_time_per_token() -> None:
+    async for row in measure_latency(Clockwork(tokens=4), Grid([8], [1], output=12, rounds=1, seed=0), None):
+        assert row["itl_p50"] == pytest.approx(0.01)
+        assert row["tpot_p50"] == pytest.approx(0.02 / 11)
 
 
 async def test_a_failed_request_ends_a_latency_benchmark_with_its_error() -> None:

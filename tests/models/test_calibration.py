@@ -12,7 +12,7 @@ import pytest
 from tokenmill.core.errors import CalibrationError
 from tokenmill.kernels.layout import KeyCalibration
 from tokenmill.models import calibration as module
-from tokenmill.models.calibration import Calibration, calibration_path, read_calibration, write_calibration
+from tokenmill.models.calibration import Calibration, calibration_path, check_place, read_calibration, write_calibration
 from tokenmill.weights.safetensors import safetensors_bytes
 
 SHAPE = (3, 2, 32)
@@ -68,12 +68,15 @@ def test_another_shape_is_refused(path: Path, shape: tuple[int, int, int]) -> No
         read_calibration(path, MODEL, shape)
 
 
-def test_another_version_is_refused(path: Path, found: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VERSION", "0")
-    write_calibration(path, found, MODEL)
-    monkeypatch.undo()
-    with pytest.raises(CalibrationError, match=r"version '0', but this program reads version 1: run `tokenmill calibrate MODEL`"):
-        read_calibration(path, MODEL, SHAPE)
+def test_a_newer_version_is_refused_and_an_older_one_is_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(module, "VERSION", 0)
+        with pytest.raises(CalibrationError, match=r"version is '1', but this program reads versions up to 0: run `tokenmill cal"):
+            read_calibration(path, MODEL, SHAPE)
+    monkeypatch.setattr(module, "VERSION", 2)
+    assert read_calibration(path, MODEL, SHAPE) is None
+    with pytest.raises(CalibrationError, match="belongs to another model"):
+        read_calibration(path, MODEL[::-1], SHAPE)
 
 
 def test_a_damaged_file_is_refused_wherever_the_damage_is(path: Path) -> None:
@@ -81,20 +84,23 @@ def test_a_damaged_file_is_refused_wherever_the_damage_is(path: Path) -> None:
     whole = path.read_bytes()
     rng = np.random.default_rng(1)
     original = read_calibration(path, MODEL, SHAPE).digest
-    refused = 0
+    refused = list[str]()
     for at in [*range(0, 400, 7), *rng.integers(400, len(whole), 60)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x11]) + whole[at + 1 :])
         try:
             assert read_calibration(path, MODEL, SHAPE).digest == original
         except CalibrationError as error:
-            refused += "tokenmill calibrate MODEL" in str(error)
-    assert refused > 100
+            refused.append(str(error))
+    assert len(refused) > 100
+    for message in refused:
+        assert (message.count(str(path)), message.count("tokenmill calibrate MODEL")) == (1, 1)
+        assert not any(other in message for other in ("fetch it again", "another file"))
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, -1])
 def test_a_truncated_file_is_refused(path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(CalibrationError, match="is damaged: run `tokenmill calibrate MODEL`"):
+    with pytest.raises(CalibrationError, match=r"model\.calibration: .* must be .*: run `tokenmill calibrate MODEL`"):
         read_calibration(path, MODEL, SHAPE)
 
 
@@ -109,7 +115,7 @@ def test_factors_that_keys_cannot_be_divided_by_are_refused(path: Path, found: C
 
 def test_a_file_without_a_word_about_itself_is_refused(path: Path) -> None:
     path.write_bytes(safetensors_bytes({"retrieval": np.zeros((3, 2), np.float32)}, {}))
-    with pytest.raises(CalibrationError, match="version None"):
+    with pytest.raises(CalibrationError, match="version is ''"):
         read_calibration(path, MODEL, SHAPE)
 
 
@@ -128,15 +134,35 @@ def test_heads_that_retrieve_stay_whole(found: Calibration, keep_ratio: float, k
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, found: Calibration) -> None:
     (tmp_path / "model.calibration").mkdir()
-    with pytest.raises(OSError, match=r"model\.calibration"):
-        write_calibration(tmp_path / "model.calibration", found, MODEL)
-    assert [file.name for file in tmp_path.iterdir()] == ["model.calibration"]
+    for attempt in (lambda path: write_calibration(path, found, MODEL), check_place):
+        with pytest.raises(OSError, match=r"model\.calibration"):
+            attempt(tmp_path / "model.calibration")
+        assert [file.name for file in tmp_path.iterdir()] == ["model.calibration"]
+
+
+def test_what_a_killed_writer_left_is_used_up_by_the_next(path: Path, found: Calibration) -> None:
+    left = path.with_name("model.calibration.new")
+    for next_one in (lambda: write_calibration(path, found, MODEL), lambda: check_place(path)):
+        left.write_bytes(bytes(2 * path.stat().st_size))
+        next_one()
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert read_calibration(path, MODEL, SHAPE).digest == found.digest
+
+
+def test_a_place_that_is_checked_has_its_file_still(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    check_place(path)
+    assert path.read_bytes() == before
+    with pytest.raises(FileNotFoundError):
+        check_place(tmp_path / "no such folder" / "model.calibration")
 
 
 def test_many_may_write_at_the_same_time(path: Path, found: Calibration) -> None:
     """Engines of one process as well as processes: whoever reads finds a whole file."""
     with ThreadPoolExecutor(4) as writers:
-        writing = [writers.submit(write_calibration, path, found, MODEL) for _ in range(60)]
+        writing = [
+            job for _ in range(60) for job in (writers.submit(write_calibration, path, found, MODEL), writers.submit(check_place, path))
+        ]
         while not all(job.done() for job in writing):
             assert read_calibration(path, MODEL, SHAPE).digest == found.digest
         for job in writing:

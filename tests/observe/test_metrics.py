@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from tokenmill.core.messages import EngineInfo, PageCounts, Stats
+from tokenmill.core.types import Speculation
 from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.observe.metrics import Metrics
 
 INFO = EngineInfo(
-    model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes_per_token=100, kv_format="int8/int4:64",
-    kv_bytes_saved_per_token=150, max_batch_size=4, threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
+    model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes=4000, kv_bytes_per_token=100,
+    kv_format="int8/int4:64",    kv_bytes_saved_per_token=150, max_batch_size=4,
+    threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
 )  # fmt: skip
 STATS = Stats(
     running=1, waiting=2, kv_total=10, kv_free=4, kv_cached=1, kv_held=5, kv_shared=2, kv_saved=3, kv_frame_bytes=400, kv_unfilled=10,
@@ -69,6 +71,17 @@ def test_an_engine_that_is_gone_runs_nothing_but_keeps_its_counts() -> None:
     names = ("engine_up", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_steps_total")
     assert [samples(metrics, STATS, up=True)[name] for name in names] == [1, 1, 2, 0.5, 9]
     assert [samples(metrics, STATS, up=False)[name] for name in names] == [0, 0, 0, 0, 9]
+
+
+def test_drafts_are_counted_where_somebody_drafts() -> None:
+    names = ("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
+    assert not any(name.startswith("spec_decode") for name in samples(Metrics('m"1'), STATS))
+    total = Speculation()
+    for length, accepted in ((3, 2), (1, 0)):
+        total.add(length, accepted)
+    got = samples(Metrics('m"1'), msgspec.structs.replace(STATS, speculation=total))
+    assert [got[name] for name in names] == [2, 4, 2]
+    assert [got[f'spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)] == [1, 1, 0]
 
 
 def test_the_cache_is_told_by_state_size_format_and_reason() -> None:

@@ -5,9 +5,9 @@ import pytest
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.errors import KVBudgetTooSmall
-from tokenmill.core.types import FRAME, SamplingParams
+from tokenmill.core.types import FRAME, SamplingParams, Strategy, Streaming
 from tokenmill.kv.budget import WEIGHED, SparsePolicy
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler, Step
@@ -21,8 +21,12 @@ def scheduler(policy: SparsePolicy, *rules: Retention, n_frames: int = 400, chun
     return Scheduler(KVManager(groups, n_frames, BlockManagerConfig(), policy), Limits(8, chunk, chunked))
 
 
-def sequence(name: str, prompt: int, budget: int | None, max_tokens: int = 400, token: int = 1, arrival: float = 0.0) -> Sequence:
-    return Sequence(name, 0, [token] * prompt, SamplingParams(max_tokens=max_tokens), 7, arrival=arrival, kv_budget=budget)
+def sequence(
+    name: str, prompt: int, budget: int | None, max_tokens: int = 400, token: int = 1, arrival: float = 0.0, megabytes: float | None = None
+) -> Sequence:
+    """budget: frames; megabytes: the same, as it was asked for."""
+    params = SamplingParams(max_tokens=max_tokens, kv_budget_mb=megabytes)
+    return Sequence(name, 0, [token] * prompt, params, 7, arrival=arrival, kv_budget=budget)
 
 
 def advance(s: Scheduler) -> Step:
@@ -91,10 +95,23 @@ def test_without_a_strategy_a_sequence_ends_at_its_budget() -> None:
 
 def test_a_prompt_beyond_its_budget_is_refused_with_numbers() -> None:
     s = scheduler(SparsePolicy(), Whole(), Whole())
-    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 1.20 times .* \(12 frames of 8 tokens, 10 are allowed\)"):
+    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 12 KV frames of 8 tokens, .* is 10: .*_gb 1\.20-fold"):
         s.add(sequence("a", 41, budget=10))
     assert not s.has_work
     assert s.n_refused == 1
+
+
+@pytest.mark.parametrize("strategy", ["none", "topk_positions"])
+@pytest.mark.parametrize("length", [41, 400, 3000])
+def test_the_budget_that_a_refused_request_is_told_of_is_enough_and_not_much_more(strategy: Strategy, length: int) -> None:
+    frame_mb = 0.17
+    s = scheduler(SparsePolicy(strategy), Whole(), Whole(), n_frames=2000)
+    with pytest.raises(KVBudgetTooSmall, match=r"budget of 1\.9 MB is 11: .* raise kv_budget_mb to ([\d.]+)$") as refused:
+        s.add(sequence("a", length, budget=int(1.9 / frame_mb), megabytes=1.9))
+    told = float(refused.value.message.rpartition(" ")[2])
+    s.add(sequence("b", length, budget=int(told / frame_mb)))
+    with pytest.raises(KVBudgetTooSmall):
+        s.add(sequence("c", length, budget=int(told / frame_mb * 0.9)))
 
 
 def test_a_hit_ends_before_the_rows_that_are_weighed() -> None:

@@ -58,33 +58,30 @@ def test_no_more_is_lent_than_may_be_put_out() -> None:
 
 
 def test_frames_that_others_need_are_not_lent() -> None:
-    s = scheduler(5)
-    a, _ = add(s, "a", 8), add(s, "b", 7)
+    s = scheduler(6)
+    a, _ = add(s, "a", 9, 30), add(s, "b", 9, 30)
     run(s)
     assert s.kv.available == 2
-    assert s.lend(a, 12) == 7, "the frame that it has is its own to draft in"
-    s = scheduler(8)
-    a = add(s, "a", 8)
+    assert s.lend(a, 12) == 6, "the frame that it has is its own to draft in"
+    s = scheduler(9)
+    a = add(s, "a", 9)
     run(s)
-    add(s, "c", 40)
-    assert s.lend(a, 12) == 7, "somebody waits for what is free"
+    assert s.lend(a, 12) == 12
+    run(s)
+    add(s, "c", 40, 20)
+    assert s.lend(a, 12) == 5, "somebody waits for what is free"
 
 
 def test_nobody_is_preempted_for_a_draft() -> None:
-    s = scheduler(7)
-    a, b = add(s, "a", 15), add(s, "b", 15)
+    s = scheduler(8)
+    a, b = add(s, "a", 9), add(s, "b", 9)
     run(s)
-    run(s)
-    assert (a.target, s.kv.available) == (17, 1)
-    s.kv.reserve(a.id, 32)  # lent while there was room
-    s._lent[a] = 24
-    a.draft = (1,) * 9
-    for one in (a, b):
-        one.token_ids += [5] * 8
-        one.computed += 8
-    assert s.kv.available == 0
-    assert b.target > s.kv.covered(b.id)
-    assert [request for request, _ in run(s)] == ["a", "b"]
+    assert s.lend(a, 16) == 16
+    a.draft = (1,) * 16
+    b.token_ids += [5] * 23
+    b.computed += 23  # which now lacks more than there is
+    assert s.kv.missing(b.id, b.target, b.target) > s.kv.available
+    assert run(s) == [("a", 0), ("b", 0)]
     assert s.n_preemptions == 0
 
 

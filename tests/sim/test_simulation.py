@@ -5,12 +5,12 @@ from collections.abc import Callable, Hashable, Iterable
 import pytest
 from world import Setting, World
 
-from tokenmill.core.types import FRAME
-from tokenmill.kv import manager, prefix_tree
+from tokenmill.core.types import FRAME, Streaming
+from tokenmill.kv import frame_store, manager, prefix_tree
 from tokenmill.kv.buddy import BuddyAllocator
 from tokenmill.kv.budget import SparsePolicy
 from tokenmill.kv.companions import Companions
-from tokenmill.kv.groups import Streaming, Whole, Window
+from tokenmill.kv.groups import Whole, Window
 from tokenmill.kv.holding import Follower
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_cache import PrefixCache, Rule
@@ -75,7 +75,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def reuse_the_last_token_too(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(manager, "_reusable", lambda tokens, limit: tokens[: len(tokens) // FRAME * FRAME if limit is None else limit])
+    patch.setattr(frame_store, "_reusable", lambda tokens, limit: tokens[: len(tokens) // FRAME * FRAME if limit is None else limit])
 
 
 def share_a_frame_before_it_is_full(patch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.errors import KVBudgetTooSmall
-from tokenmill.core.types import FRAME, SamplingParams
+from tokenmill.core.types import FRAME, SamplingParams, Streaming
 from tokenmill.kv.budget import WEIGHED, Ladder, SparsePolicy
 from tokenmill.kv.footprint import Footprint
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import PageTable
 from tokenmill.scheduler.plan import Limits, Work

@@ -19,51 +19,66 @@ def table(*frames: int) -> PageTable:
     return found
 
 
+def known(marks: Marks, pages: PageTable, tokens: list[int]) -> Trail:
+    """A sequence whose tokens are computed."""
+    trail = Trail(marks)
+    _, computed = trail.computed(pages, tokens)
+    trail.note(tokens, computed, tokens[computed:])
+    return trail
+
+
 def test_what_was_computed_need_not_be_again() -> None:
-    trail, pages = Trail(Marks(16), 1), table(3, 5, 4)
+    trail, pages = Trail(Marks(16)), table(3, 5, 4)
     assert trail.computed(pages, TEXT[:20]) == (0, 0)
-    trail.note(pages, TEXT[:20], 0, TEXT[:19])
+    trail.note(TEXT[:20], 0, TEXT[:19])
     assert trail.computed(pages, TEXT[:20]) == (0, 19)
 
 
 def test_a_prefix_that_another_sequence_computed_is_found_and_its_unfinished_frame_is_not() -> None:
     marks = Marks(16)
-    Trail(marks, 1).note(table(3, 5, 4), TEXT[:20], 0, TEXT[:20])
-    assert Trail(marks, 2).computed(table(3, 5, 9), TEXT[:22]) == (0, 16)
-    assert Trail(marks, 2).computed(table(3, 5, 4), TEXT[:22]) == (0, 16)
-    assert Trail(marks, 2).computed(table(3, 7), TEXT[:12]) == (0, 8)
+    known(marks, table(3, 5, 4), TEXT[:20])
+    assert Trail(marks).computed(table(3, 5, 9), TEXT[:22]) == (0, 16)
+    assert Trail(marks).computed(table(3, 5, 4), TEXT[:22]) == (0, 16)
+    assert Trail(marks).computed(table(3, 7), TEXT[:12]) == (0, 8)
 
 
 def test_the_same_frames_with_other_tokens_are_not_believed() -> None:
     marks = Marks(16)
-    Trail(marks, 1).note(table(3, 5), TEXT[:16], 0, TEXT[:16])
-    other = [1, *TEXT[1:16]]
-    assert Trail(marks, 2).computed(table(3, 5), other) == (0, 0)
-    assert Trail(marks, 2).computed(table(5, 3), TEXT[:16]) == (0, 0)
+    known(marks, table(3, 5), TEXT[:16])
+    assert Trail(marks).computed(table(3, 5), [1, *TEXT[1:16]]) == (0, 0)
+    assert Trail(marks).computed(table(5, 3), TEXT[:16]) == (0, 0)
 
 
 def test_a_frame_that_another_took_over_is_computed_again() -> None:
-    marks = Marks(16)
-    mine, pages = Trail(marks, 1), table(3, 5)
-    mine.note(pages, TEXT[:12], 0, TEXT[:12])
-    Trail(marks, 2).note(table(5), [9] * 4, 0, [9] * 4)
+    marks, pages = Marks(16), table(3, 5)
+    mine = known(marks, pages, TEXT[:12])
+    known(marks, table(5), [9] * 4)
     assert mine.computed(pages, TEXT[:12]) == (0, 8)
 
 
+def test_after_a_preemption_only_full_frames_are_believed() -> None:
+    """Its own unfinished frame may have come back in another place."""
+    marks = Marks(16)
+    mine = known(marks, table(3, 5, 4), TEXT[:20])
+    assert mine.computed(table(3, 4, 5), TEXT[:20]) == (0, 8)
+    assert mine.computed(table(3, 5, 4), TEXT[:20]) == (0, 16)
+
+
 def test_drafted_tokens_count_as_far_as_they_were_right() -> None:
-    trail, pages = Trail(Marks(16), 1), table(3, 5, 4)
-    trail.note(pages, TEXT[:13], 0, [*TEXT[:13], *TEXT[13:17], 7, 7])
+    trail, pages = Trail(Marks(16)), table(3, 5, 4)
+    trail.computed(pages, TEXT[:13])
+    trail.note(TEXT[:13], 0, [*TEXT[:13], *TEXT[13:17], 7, 7])
     assert trail.computed(pages, TEXT[:19]) == (0, 17)
-    trail.note(pages, TEXT[:19], 17, [*TEXT[17:19], 8])
+    trail.note(TEXT[:19], 17, [*TEXT[17:19], 8])
     assert trail.computed(pages, [*TEXT[:19], 9]) == (0, 19)
 
 
 def test_before_a_hole_nothing_is_computed_and_nothing_looked_at() -> None:
-    marks, holed = Marks(16), table(3, HOLE, 4, 6)
-    assert Trail(marks, 1).computed(holed, TEXT[:30]) == (2, 16)
-    trail = Trail(marks, 2)
-    trail.note(table(3, 5, 4, 6), TEXT[:30], 0, TEXT[:30])
-    assert trail.computed(holed, TEXT[:30]) == (0, 30)
+    marks, pages = Marks(16), table(3, 5, 4, 6)
+    assert Trail(marks).computed(table(3, HOLE, 4, 6), TEXT[:30]) == (2, 16)
+    trail = known(marks, pages, TEXT[:30])
+    pages.punch(1, 2)
+    assert trail.computed(pages, TEXT[:30]) == (0, 30)
 
 
 def test_whatever_happens_to_frames_only_what_is_there_is_believed() -> None:
@@ -71,24 +86,26 @@ def test_whatever_happens_to_frames_only_what_is_there_is_believed() -> None:
     rng = random.Random(1)
     marks, memory = Marks(12), [[0] * FRAME for _ in range(12)]
     texts = [[*TEXT[:shared], *(rng.randrange(1000) for _ in range(48 - shared))] for shared in (0, 8, 16, 24, 24)]
-    trails = {n: Trail(marks, n + 1) for n in range(len(texts))}
+    trails, tables = [Trail(marks) for _ in texts], [table(*range(n, n + 6)) for n in range(len(texts))]
+    lengths = [9] * len(texts)
     believed = 0
     for _ in range(4000):
         n = rng.randrange(len(texts))
-        tokens = texts[n][: rng.randrange(9, 40)]
-        pages = table(*rng.sample(range(12), 6)) if rng.random() < 0.4 else table(n, n + 1, n + 2, n + 3, n + 4, n + 5)
-        blind, computed = trails[n].computed(pages, tokens)
-        frames = pages.frames(0, 6)
+        if rng.random() < 0.1:  # preempted
+            tables[n] = table(*rng.sample(range(12), 6))
+        if rng.random() < 0.1:  # another sequence that begins alike
+            trails[n], tables[n], lengths[n] = Trail(marks), table(*rng.sample(range(12), 6)), 9
+        lengths[n] = min(40, lengths[n] + rng.randrange(4))
+        tokens = texts[n][: lengths[n]]
+        blind, computed = trails[n].computed(tables[n], tokens)
+        frames = tables[n].frames(0, 6)
         assert blind == 0
         assert [memory[frames[p // FRAME]][p % FRAME] for p in range(computed)] == [hash(tuple(tokens[: p + 1])) for p in range(computed)]
         believed += computed
-        draft = [rng.randrange(1000) for _ in range(rng.randrange(5))]
-        written = [*tokens, *draft]
+        written = [*tokens, *(rng.choice((rng.randrange(1000), texts[n][len(tokens) + i])) for i in range(rng.randrange(5)))]
         for p in range(computed, len(written)):
             memory[frames[p // FRAME]][p % FRAME] = hash(tuple(written[: p + 1]))
-        trails[n].note(pages, tokens, computed, written[computed:])
-        if rng.random() < 0.2:
-            trails[n] = Trail(marks, n + 1 + rng.randrange(100, 10_000) * 10)
+        trails[n].note(tokens, computed, written[computed:])
     assert believed > 4000, "little was ever found"
 
 

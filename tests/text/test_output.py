@@ -66,6 +66,13 @@ def test_what_follows_a_stop_string_in_the_same_step_is_dropped() -> None:
     assert text.token_count == 2
 
 
+def test_a_stop_string_hides_an_end_token_behind_it_and_not_one_that_completes_it() -> None:
+    step = SequenceOutput("r", 0, list(b"abc"), finish_reason=FinishReason.STOP, stop_token=ord("c"))
+    for stop, kept, wanted in (("b", False, None), ("bc", False, ord("c")), ("bc", True, ord("c")), ("x", False, ord("c"))):
+        (delta,) = run(SamplingParams(stop=(stop,), include_stop_str_in_output=kept), [step])
+        assert (delta.finish_reason, delta.stop_token) == (FinishReason.STOP, wanted)
+
+
 def test_a_stop_string_that_the_last_token_completes_wins_over_length() -> None:
     deltas = run(SamplingParams(stop=("c",)), outputs(b"abc", [], FinishReason.LENGTH))
     assert (deltas[-1].text, deltas[-1].finish_reason) == ("ab", FinishReason.STOP)

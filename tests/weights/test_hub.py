@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import CatalogueError, ModelNotFound
+from tokenmill.models.calibration import calibration_path
 from tokenmill.weights.catalogue import Catalogue
 
 COMMIT = "a" * 40
@@ -39,6 +40,16 @@ def test_a_file_is_pulled_listed_found_and_removed(tmp_path: Path, model_server:
     assert [(m.name, m.state, m.path) for m in Catalogue(tmp_path).models() if m.name.startswith("hf:")] == [(name, "ready", str(path))]
     Catalogue(tmp_path).remove(name)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["hf:org/repo:m.gguf", "hf:org/repo"])
+def test_the_calibration_goes_with_its_model(tmp_path: Path, model_server: Any, said: Any, name: str) -> None:
+    offer(model_server, {"m.gguf": b"GGUF..."} if name.endswith("gguf") else {"config.json": b"{}", "model.safetensors": b"s"})
+    stored = calibration_path(Catalogue(tmp_path).resolve(name, said))
+    stored.write_bytes(bytes(1000))
+    assert Catalogue(tmp_path).resolve(name) is not None, "a calibration is no change of the model"
+    assert Catalogue(tmp_path).remove(name) > 1000
+    assert list((tmp_path / "models").glob("*/")) == []
 
 
 def test_a_folder_has_only_what_a_model_needs(tmp_path: Path, model_server: Any, said: Any) -> None:

@@ -11,7 +11,7 @@ struct F { __m256 v[2]; };
 struct I { __m256i v[2]; };
 struct B { __m256i v[2]; };   // 64 bytes
 
-constexpr int kRows = 2;
+constexpr int kRows = 2, kChainRows = 2;
 constexpr int kScoreTiles = 1;
 constexpr int kAttendRows = 4, kValueRows = 3, kValueVectors = 2;
 constexpr int kZero8 = 0;     // add_dot takes the 128 off itself

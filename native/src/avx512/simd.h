@@ -11,7 +11,8 @@ struct F { __m512 v; };
 struct I { __m512i v; };
 struct B { __m512i v; };   // 64 bytes
 
-constexpr int kRows = 8;       // rows that the large-M kernel holds in registers
+constexpr int kRows = 8;       // rows that are quantised at once
+constexpr int kChainRows = 10; // and that a panel is multiplied by: as many as registers hold
 constexpr int kScoreTiles = 2;
 constexpr int kAttendRows = 8, kValueRows = 4, kValueVectors = 4;
 constexpr int kZero8 = 128;    // what add_dot expects the caller to take off for bytes

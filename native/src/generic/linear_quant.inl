@@ -121,25 +121,30 @@ inline void emit(F* y, int rows, const Out& o, const Target& target, int row, in
     for (int r = 0; r < rows; ++r) store_upto(to + r * target.step, y[r], left);
 }
 
-// Memory to be fetched during a chain: some lines for each block.
-struct Ahead {
-    const uint8_t* from;
-    int lines;
-};
+// Bytes. Much nearer, a line is often still under way when it is needed, which is slower than not fetching it.
+constexpr int kFetchAhead = 6144;
 
-// The chain over blocks for R rows of a tile, from row `first` on, times one panel.
-template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, Ahead ahead, F* result) {
+// Fetches the next lines from `ahead` on into the second cache level, unless it is null.
+template <int lines> inline void fetch_lines(const uint8_t*& ahead) {
+    if (!ahead) return;
+    UNROLL for (int line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+}
+
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel. Meanwhile as many bytes from `ahead` on as the panel has are
+// fetched.
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
     constexpr FormTraits t = traits(form);
-    const int n = kRows == kTile ? R : tile.n, blocks = tile.cols / 32;
+    const int n = kChainRows == kFewRows ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
     F acc[R], scale[t.unit][2];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
     for (int b = 0; b < blocks; b += t.unit, unit += t.unit_bytes()) {
+        fetch_lines<t.scale_bytes / 64>(ahead);
         UNROLL for (int i = 0; i < t.unit; ++i) scales_of<form>(unit, i, scale[i]);
         const int here = blocks - b < t.unit ? blocks - b : t.unit;
         for (int i = 0; i < here; ++i, a.next()) {
             const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
-            for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from);
+            fetch_lines<t.vectors>(ahead);
             add_block<form, R>(acc, planes, scale[i], a);
         }
     }
@@ -157,9 +162,9 @@ template <int R> void outlier_rows(const QuantTile& tile, int first, const Linea
     UNROLL for (int r = 0; r < R; ++r) result[first + r] = acc[r];
 }
 
-// Rows of the tile from `first` on: kRows at a time, then what is left.
-template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, Ahead ahead, F* result) {
-    for (; tile.n - first >= R; first += R) chain_rows<form, R>(panel, tile, first, ahead, result);
+// Rows of the tile from `first` on: kChainRows at a time, then what is left.
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
+    for (; tile.n - first >= R; first += R, ahead = nullptr) chain_rows<form, R>(panel, tile, first, ahead, result);
     if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
 }
 
@@ -195,31 +200,29 @@ template <Form form> void place_columns(const QuantRows& x, LinearScratch& s) {
     s.count = count;
 }
 
-// Those columns of a panel as numbers.
+// Those columns of a panel as numbers. Columns of one block follow each other.
 template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, const LinearScratch& s) {
-    for (const ColumnPlace* p = s.places; p < s.places + s.count; ++p) {
-        F scale[2];
-        scales_of<form>(panel + p->unit, p->block, scale);
+    float* const columns = s.columns;
+    F scale[2];
+    uint32_t block = ~0u;
+    for (const ColumnPlace *p = s.places, *end = p + s.count; p < end; ++p) {
+        if (p->k / 32 != block) {
+            block = p->k / 32;
+            scales_of<form>(panel + p->unit, p->block, scale);
+        }
         I q = i_and(i_shr_by(i_load(panel + p->vector), p->shift), form == Form::Q8 ? 255 : 15);
         if constexpr (has_bit_plane(form)) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 1)));
         if constexpr (form == Form::Q6K) q = i_or(q, i_shl<4>(i_and(i_shr_by(i_load(panel + p->high), p->high_shift), 3)));
         const F d = in_halves(form) && p->half ? scale[1] : scale[0];
-        f_store(s.columns + size_t(p->k + 1) * kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
+        f_store(columns + size_t(p->k + 1) * kLanes, f_fma(d, f_from_i(i_add(q, i_set(-zero_of(form)))), has_minimum(form) ? scale[1] : f_set(0.0f)));
     }
 }
 
-// What is fetched while tile t is computed: with the last few the next panel, spread so that memory keeps up, with others what attention
-// reads next. For one or two rows the processor does it best by itself.
-inline Ahead ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
-    if (x.rows <= 2) return {nullptr, 0};
-    const int tiles = x.tiles(), blocks = w.cols / 32, lines = int(w.panel_bytes() / blocks + 63) / 64;
-    const int most = fetch.count ? (tiles + 1) / 2 : tiles, parts = most < 3 ? most : 3, part = t - (tiles - parts);
-    if (part < 0) {
-        const uint8_t* source = fetch.source(panel * w.panel_bytes(), t);
-        return {source, source ? lines : 0};
-    }
-    const int each = (lines + parts - 1) / parts, before = part * each;
-    return {w.panel(panel + 1) + size_t(64) * blocks * before, lines - before < each ? lines - before : each};
+// What is fetched while a panel meets tile t: with the first tile the weights' own stream, with others what attention reads next. For one or two
+// rows the processor fetches the stream best by itself.
+inline const uint8_t* ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
+    if (t > 0) return fetch.source(panel * w.panel_bytes(), t - 1);
+    return x.rows > 2 ? w.panel(panel) + kFetchAhead : nullptr;
 }
 
 template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch) {
@@ -230,11 +233,11 @@ template <Form form> void linear_form(const Weight& w, int panel, int end, const
         const int n = panel * kLanes;
         for (int t = 0; t < tiles; ++t) {
             const QuantTile tile = x.tile(t);
-            F result[kTile];
+            F result[kFewRows];
             const Target target(out, t, n);
             // Fetched for writing while the chain runs.
             for (int r = 0; r < tile.n; ++r) __builtin_prefetch(target.to + r * target.step, 1);
-            chain<form, kRows>(bytes, tile, 0, ahead_of(w, panel, t, x, fetch), result);
+            chain<form, kChainRows>(bytes, tile, 0, ahead_of(w, panel, t, x, fetch), result);
             // The first chain has brought the panel into the cache, in order.
             if (t == 0) fill_columns<form>(bytes, scratch);
             if (tile.slots) outliers<kRows>(tile, 0, scratch, result);

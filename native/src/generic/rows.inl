@@ -170,7 +170,7 @@ int quantize(const float* x, const float* norm, float eps, const QuantTile& to) 
     __builtin_memset(to.used, 0, sizeof(uint64_t) * QuantRows::words(to.cols));
     // Other threads wrote half of it: it is fetched from their caches ahead of use.
     for (int i = 0; i < to.n * to.cols && i < kFetched; i += kLanes) __builtin_prefetch(x + i);
-    int outliers[kTile], slots = 0;
+    int outliers[kFewRows], slots = 0;
     quantize_from<kRows>(x, 0, norm, eps, to, outliers);
     for (int r = 0; r < to.n; ++r) slots = outliers[r] > slots ? outliers[r] : slots;
     for (int r = 0; r < to.n; ++r)

@@ -16,7 +16,7 @@ struct F { VF v; };
 struct I { VI v; };
 struct B { VB v; };
 
-constexpr int kRows = 2;
+constexpr int kRows = 2, kChainRows = 2;
 constexpr int kScoreTiles = 1;
 constexpr int kAttendRows = 4, kValueRows = 2, kValueVectors = 2;
 constexpr int kZero8 = 128;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +17,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.engine.calibrate import calibrate
 from tokenmill.engine.loading import load_model
-from tokenmill.models.calibration import Calibration, calibration_path, write_calibration
+from tokenmill.models.calibration import Calibration, calibration_path, check_place, write_calibration
 from tokenmill.weights.catalogue import resolve
 from tokenmill.weights.vocabulary import load_tokenizer
 
@@ -57,17 +59,27 @@ def command(
     What is found is stored beside the model, in place of what was there, for compressed KV and sparse attention.
     """
     path = resolve(model)
+    stored = calibration_path(path)
+    with _storing(stored):
+        check_place(stored)
     loaded = load_model(EngineConfig.from_settings(model=str(path), threads=threads, cpus=cpus))
     begun = time.monotonic()
     found = calibrate(loaded.model, load_tokenizer(path), loaded.pool, _notes())
     seconds = time.monotonic() - begun
-    stored = calibration_path(path)
-    try:
+    with _storing(stored):
         write_calibration(stored, found, loaded.digest.result())
-    except OSError as error:
-        raise ConfigError(f"{stored} cannot be written: {error.strerror}: make the model's folder writable, or copy the model") from None
     report = _report(found, str(stored), seconds)
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if json else _table(report))
+
+
+@contextmanager
+def _storing(stored: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{stored} cannot be written: {error.strerror}: make its folder writable, or link to the model from one that is"
+        ) from None
 
 
 def _notes() -> Callable[[int, int], None]:

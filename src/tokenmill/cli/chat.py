@@ -40,6 +40,9 @@ def command(
     kv: options.Kv = options.KV,
     sparse: options.Sparse = None,
     kv_budget_mb: options.KvBudgetMb = None,
+    speculate: options.Speculate = None,
+    draft_model: options.DraftModel = None,
+    draft_tokens: options.DraftTokens = None,
 ) -> None:
     """Talk to a model in the terminal.
 
@@ -47,8 +50,8 @@ def command(
     standard output, everything else to standard error, and the exit status is 1 if a message could not be answered.
     """
     params = options.sampling(max_tokens, temperature, top_p, top_k, seed, stop)
-    cache = options.kv_cache(kv, sparse, kv_budget_mb)
-    with options.open_model(model, chat_template, threads, cpus, max_model_len, cache) as llm:
+    settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
+    with options.open_model(model, chat_template, threads, cpus, max_model_len, settings) as llm:
         if not llm.can_chat:
             raise InvalidRequest(
                 f"{llm.info.model} has no chat template: `tokenmill run --raw {model}` continues a text, "

@@ -1,4 +1,4 @@
-"""The options that `run` and `chat` share, and what they mean."""
+"""The options that several commands share, and what they mean."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.core.config import MAX_DRAFT, SpeculativeConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_spelling import WIDE, Format, Sparsity, kv_settings
 from tokenmill.core.types import SamplingParams
 
 if TYPE_CHECKING:
     from tokenmill.llm import LLM
+
+PROPOSERS = ("ngram", "suffix", "draft", "combined")
 
 Model = Annotated[str, typer.Argument(help="A short name such as smollm2:135m, hf:org/repo[:file.gguf], or a path.")]
 System = Annotated[str | None, typer.Option(help="A system message, which comes before the conversation.")]
@@ -27,9 +30,29 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt plus ans
 Template = Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.", metavar="chatml|FILE")]
 Kv = Annotated[str, typer.Option("--kv", help="How keys and values are kept: bf16, or KEY/VALUE[:GROUP][:plain] such as int8/int4.")]
 Sparse = Annotated[
-    str | None, typer.Option(help="What an answer gives up near the end of its KV budget: topk_heads or topk_positions, and :KEEP_RATIO.")
+    str | None,
+    typer.Option(
+        help="What an answer gives up near the end of its KV budget, or at a SHARE of it: topk_heads or topk_positions, "
+        "and :KEEP_RATIO[@SHARE]."
+    ),
 ]
 KvBudgetMb = Annotated[float | None, typer.Option("--kv-budget-mb", help="MiB that the keys and values of one answer may take.")]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        help="Who guesses how answers go on, for several tokens at a time: ngram, suffix, draft or combined; default: nobody.",
+        metavar="METHOD",
+    ),
+]
+DraftModel = Annotated[
+    str | None, typer.Option(help="A smaller model of the same vocabulary that guesses (--speculate draft or combined).", metavar="MODEL")
+]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MAX_DRAFT, help=f"Tokens that are guessed at a time at most; default: {SpeculativeConfig().num_speculative_tokens}."
+    ),
+]
 
 TEMPERATURE = 0.7
 TOP_P = 0.95
@@ -51,13 +74,29 @@ def kv_cache(kv: str, sparse: str | None, budget_mb: float | None) -> dict[str, 
     return kv_settings(Format.parse(kv), None if sparse is None else Sparsity.parse(sparse), budget_mb)
 
 
+def speculation(method: str | None, draft_model: str | None, draft_tokens: int | None) -> dict[str, Any]:
+    """Settings of an engine. Raises `ConfigError`."""
+    if method is not None and method not in PROPOSERS:
+        raise ConfigError(f"--speculate is {method!r}, but must be {', '.join(PROPOSERS[:-1])} or {PROPOSERS[-1]}", param="--speculate")
+    if method == "draft" and draft_model is None:
+        raise ConfigError("--speculate draft needs a model: name one with --draft-model, or choose suffix", param="--draft-model")
+    if method in ("ngram", "suffix") and draft_model is not None:
+        raise ConfigError(f"--speculate {method} has no use for --draft-model: leave one out, or choose combined", param="--draft-model")
+    if method is None and draft_model is None:
+        if draft_tokens is not None:
+            raise ConfigError("--draft-tokens needs --speculate or --draft-model beside it", param="--draft-tokens")
+        return {}
+    most = {} if draft_tokens is None else {"num_speculative_tokens": draft_tokens}
+    return {"speculative_config": {"method": method, "model": draft_model} | most}
+
+
 def open_model(
-    model: str, chat_template: str | None, threads: int, cpus: str | None, max_model_len: int | None, cache: dict[str, Any]
+    model: str, chat_template: str | None, threads: int, cpus: str | None, max_model_len: int | None, settings: dict[str, Any]
 ) -> LLM:
-    """The model, for one request at a time; pulled first if need be. cache: settings of its KV cache."""
+    """The model, for one request at a time; pulled first if need be. settings: further ones of the engine."""
     from tokenmill.llm import LLM
 
-    return LLM(model, chat_template=chat_template, threads=threads, cpus=cpus, max_model_len=max_model_len, max_batch_size=1, **cache)
+    return LLM(model, chat_template=chat_template, threads=threads, cpus=cpus, max_model_len=max_model_len, max_batch_size=1, **settings)
 
 
 def note(text: str) -> None:

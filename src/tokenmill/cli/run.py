@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli import options
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.types import KVUsage, SamplingParams
+from tokenmill.core.types import KVUsage, SamplingParams, SpeculationUsage
 
 if TYPE_CHECKING:
     from tokenmill.llm import LLM, RequestOutput
@@ -29,6 +29,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     kv: KVUsage
+    speculation: SpeculationUsage | None
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -77,6 +78,9 @@ def command(
     kv: options.Kv = options.KV,
     sparse: options.Sparse = None,
     kv_budget_mb: options.KvBudgetMb = None,
+    speculate: options.Speculate = None,
+    draft_model: options.DraftModel = None,
+    draft_tokens: options.DraftTokens = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end: text, usage, timings.")] = False,
 ) -> None:
     """Answer one prompt on standard output.
@@ -90,8 +94,8 @@ def command(
     if sys.stdout is None:
         raise InvalidRequest("standard output is closed: there is nowhere to write the answer to")
     text = read_prompt(prompt)
-    cache = options.kv_cache(kv, sparse, kv_budget_mb)
-    with options.open_model(model, chat_template, threads, cpus, max_model_len, cache) as llm:
+    settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
+    with options.open_model(model, chat_template, threads, cpus, max_model_len, settings) as llm:
         chats = llm.can_chat and not raw
         if not chats and system is not None:
             raise InvalidRequest(f"--system needs a chat template, and {llm.info.model} has none: choose one with --chat-template")
@@ -179,6 +183,6 @@ def _report(llm: LLM, mode: str, result: RequestOutput, params: SamplingParams) 
         prompt_tokens_per_second=(usage.prompt_tokens - usage.cached_tokens) / metrics.ttft,
         tokens_per_second=later / decode if later else None,
     )
-    spent = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.kv)
+    spent = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.kv, usage.speculation)
     info = llm.info
     return Report(info.model, mode, choice.text, choice.finish_reason, spent, timings, params.seed, info.kernels, info.threads, info.cpus)

@@ -39,6 +39,9 @@ def command(
     kv: options.Kv = options.KV,
     sparse: options.Sparse = None,
     kv_budget_mb: options.KvBudgetMb = None,
+    speculate: options.Speculate = None,
+    draft_model: options.DraftModel = None,
+    draft_tokens: options.DraftTokens = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
 ) -> None:
@@ -48,14 +51,14 @@ def command(
     """
     if api_key == "":
         raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
-    cache = options.kv_cache(kv, sparse, kv_budget_mb)
-    cache.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
+    settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
+    settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
     from tokenmill.gateway.server import listen, serve
 
     sock = listen(host, port)
     from tokenmill.cluster.supervisor import Supervisor
     from tokenmill.gateway.service import Service
-    from tokenmill.weights.catalogue import resolve
+    from tokenmill.weights.catalogue import resolve, with_draft
 
     chosen = None
     if chat_template is not None:
@@ -65,15 +68,17 @@ def command(
     path = resolve(model)
     own_name = [] if Path(model).expanduser() == path else [model]
     names = served_model_name or own_name or [path.stem]
-    config = EngineConfig.from_settings(
-        model=str(path),
-        served_name=names[0],
-        max_model_len=max_model_len,
-        max_batch_size=max_batch_size,
-        chunk_size=chunk_size,
-        threads=threads,
-        cpus=cpus,
-        **cache,
+    config = with_draft(
+        EngineConfig.from_settings(
+            model=str(path),
+            served_name=names[0],
+            max_model_len=max_model_len,
+            max_batch_size=max_batch_size,
+            chunk_size=chunk_size,
+            threads=threads,
+            cpus=cpus,
+            **settings,
+        )
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -101,16 +106,22 @@ def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: 
         path, body = "/v1/completions", {"model": name, "prompt": "The sky is blue because", "max_tokens": 64}
     key = " -H 'Authorization: Bearer KEY'" if with_key else ""
     where = f" on CPUs {info.cpus}" if info.cpus else ""
-    gigabytes = info.kv_tokens * info.kv_bytes_per_token / 1e9
     return "\n".join(
         [
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
-            f"  KV       {info.kv_tokens} tokens ({gigabytes:.2f} GB of {info.kv_format})",
+            f"  KV       {info.kv_tokens} tokens ({info.kv_bytes / 1e9:.2f} GB of {info.kv_format})",
+            *_drafts(info),
             f"  compute  {info.threads} threads{where}, {info.kernels} kernels",
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]
     )
+
+
+def _drafts(info: EngineInfo) -> list[str]:
+    if info.proposer is None:
+        return []
+    return [f"  drafts   by {info.proposer}{'' if info.draft_model is None else f' ({info.draft_model})'}"]
 
 
 def _url(host: str, port: int) -> str:

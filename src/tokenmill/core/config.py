@@ -16,7 +16,7 @@ import msgspec
 
 from tokenmill.core.cpus import parse_cpus
 from tokenmill.core.errors import ConfigError, NotBuiltYet
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, KVType, Strategy
 
 PAGE_TOKENS = (8, 16, 32, 64)
 MAX_DRAFT = 48
@@ -69,8 +69,8 @@ class CompressionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     enabled: bool = False
-    key_dtype: Literal["bf16", "int8", "int4"] = "int8"
-    value_dtype: Literal["bf16", "int8", "int4"] = "int4"
+    key_dtype: KVType = "int8"
+    value_dtype: KVType = "int4"
     calibration_method: Literal["minmax", "none"] = "minmax"
     group_size: int = 128
 
@@ -106,7 +106,7 @@ class SparseAttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """
 
     enabled: bool = False
-    strategy: Literal["topk_heads", "topk_positions", "none"] = "topk_heads"
+    strategy: Strategy = "topk_heads"
     keep_ratio: float = 0.7
     trigger_threshold: float = 0.9
 
@@ -147,6 +147,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             return self.method
         return "none" if self.model is None else "draft"
 
+    @property
+    def model_name(self) -> str | None:
+        """What the draft model is called where people read it."""
+        return None if self.model is None else Path(self.model).stem
+
     def __post_init__(self) -> None:
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFT:
             raise ConfigError(
@@ -158,8 +163,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"speculative_config: acceptance_threshold is {self.acceptance_threshold}, but must be between 0 and 1",
                 param="acceptance_threshold",
             )
-        if self.method == "draft" and self.model is None:
-            raise ConfigError("speculative_config: method draft needs a model: name one, or choose ngram or suffix", param="model")
+        if self.method in ("draft", "combined") and self.model is None:
+            raise ConfigError(f"speculative_config: method {self.method} needs a model: name one, or choose ngram or suffix", param="model")
         if self.model is not None and self.method not in (None, "draft", "combined"):
             raise ConfigError(
                 f"speculative_config: method {self.method} has no use for a model: leave one of them out, or choose combined", param="model"

@@ -142,7 +142,7 @@ class UnknownArchitecture(ModelFileError):
 
 
 class CalibrationError(ModelFileError):
-    """The calibration beside a model is damaged, of another version, or of another model."""
+    """The calibration beside a model is damaged, of a newer version, or of another model."""
 
     code = "calibration"
 

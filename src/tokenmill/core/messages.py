@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.types import FinishReason, SamplingParams, TokenLogprobs
+from tokenmill.core.types import FinishReason, SamplingParams, Speculation, TokenLogprobs
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate", kw_only=True):
@@ -112,7 +112,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     vocab_size: int
     max_model_len: int
     kv_tokens: int
-    """Capacity of the KV pool in token positions."""
+    """What one sequence could have in the KV pool, were the model's context long enough. Where all layers have windows, so that there is
+    no end to that: positions that all layers can have at a time."""
+    kv_bytes: int
+    """Of the KV pool."""
     kv_bytes_per_token: int
     """Of one position in all layers and KV heads."""
     kv_format: str
@@ -124,6 +127,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     cpus: str | None = None
     """Those that the threads are kept on, as in the config; None: wherever the system puts them."""
     kernels: str
+    proposer: str | None = None
+    """Who drafts; None: nobody."""
+    draft_model: str | None = None
+    """The model that does, if one does."""
     fingerprint: str
     pid: int
     load_seconds: float
@@ -174,6 +181,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     prompt_tokens: int
     generation_tokens: int
     steps: int
+    speculation: Speculation | None = None
+    """None: nobody drafts."""
 
 
 FromEngine = EngineInfo | StepOutput | Failed | Stats

@@ -7,6 +7,8 @@ import math
 import reprlib
 import secrets
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -18,11 +20,35 @@ FRAME = 8
 CUT = 512
 """Absolute positions in an attention cut (docs/numerics.md)."""
 
+KVType: TypeAlias = Literal["bf16", "int8", "int4"]
+"""What keys or values are rounded to."""
+
+Strategy: TypeAlias = Literal["topk_heads", "topk_positions", "none"]
+"""What a sequence gives up as its KV budget is used up (docs/sparse-attention.md)."""
+
+Pair: TypeAlias = tuple[int, int]
+"""A layer and a KV head of it."""
+
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 4096
 """In all stop strings together: each costs memory for every choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """The rule of KV heads that see everything until their sequence is sparse; then a query at position p attends to [0, sinks) and to
+    (p - recent, p]. sinks: a multiple of 16; recent: of 8."""
+
+    sinks: int
+    recent: int
+
+    def __post_init__(self) -> None:
+        assert self.sinks >= 0, f"{self.sinks} sinks"
+        assert self.sinks % 16 == 0, f"{self.sinks} sinks are no multiple of 16"
+        assert self.recent >= FRAME, f"{self.recent} recent tokens"
+        assert self.recent % FRAME == 0, f"{self.recent} recent tokens are no multiple of {FRAME}"
 
 
 class Priority(enum.IntEnum):
@@ -163,6 +189,33 @@ class Speculation(msgspec.Struct):
         for position in range(length):
             self.drafted[position] += 1
             self.accepted[position] += position < accepted
+
+
+class SpeculationUsage(msgspec.Struct, frozen=True):
+    """What was drafted for an answer, over all its choices, and what of it is in the answer.
+
+    proposer: who drafted. drafts, mean_accepted_length, *_by_position: as in `Speculation`. drafted, accepted: tokens over all positions.
+    """
+
+    proposer: str
+    drafts: int
+    drafted: int
+    accepted: int
+    mean_accepted_length: float
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+
+    @classmethod
+    def of(cls, proposer: str, counted: Speculation) -> SpeculationUsage:
+        return cls(
+            proposer,
+            counted.drafts,
+            sum(counted.drafted),
+            sum(counted.accepted),
+            counted.mean_accepted_length,
+            list(counted.drafted),
+            list(counted.accepted),
+        )
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

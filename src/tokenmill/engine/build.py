@@ -64,12 +64,15 @@ def build_engine(
     )
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
+    sampler = sampler or Sampler(pool)
+    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS, costs)
     info = EngineInfo(
         model=config.name,
         architecture=model.config.architecture,
         vocab_size=model.config.vocab,
         max_model_len=capacity.max_model_len,
-        kv_tokens=capacity.n_frames * FRAME // len(groups),
+        kv_tokens=capacity.n_tokens,
+        kv_bytes=capacity.n_frames * frame_bytes,
         kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
         kv_format=str(layout.format),
         kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,
@@ -77,14 +80,14 @@ def build_engine(
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,
+        proposer=None if speculator is None else speculator.name,
+        draft_model=config.speculative_config.model_name,
         fingerprint=fingerprint(digest.result(), pool.variant, identity),
         pid=os.getpid(),
         load_seconds=time.monotonic() - started,
     )
-    sampler = sampler or Sampler(pool)
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
-    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS, costs)
     return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, speculator, check_when_idle=checks)
 
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tokenmill.core.config import CompressionConfig, EngineConfig
-from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.errors import ConfigError, InvalidRequest, KVBudgetTooSmall
+from tokenmill.core.kv_spelling import at_least
+from tokenmill.core.types import Pair, Strategy, Streaming
 from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.ops import Program
-from tokenmill.kv.budget import SparsePolicy, Strategy
-from tokenmill.kv.groups import KVGroup, Pair, Retention, Streaming, Whole, Window, divide
+from tokenmill.kv.budget import SparsePolicy
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window, divide
 from tokenmill.models.calibration import STREAMING, Calibration
 from tokenmill.models.config import ModelConfig
 
@@ -29,34 +31,41 @@ class CacheDesign(NamedTuple):
 
 
 class RequestBudget(NamedTuple):
-    """frame_bytes: of one frame in the pool. most: bytes that a request may have, or None."""
+    """Bytes. frame_bytes: of one frame in the pool. least: of the smallest sequence. most: that a request may have, or None."""
 
     frame_bytes: int
+    least: int
     most: int | None
 
     @classmethod
     def of(cls, config: EngineConfig, frame_bytes: int, n_groups: int) -> RequestBudget:
         """Raises `ConfigError` for a budget in which nothing fits."""
-        gigabytes = config.kv_cache_config.per_request_budget_gb
+        gigabytes, least = config.kv_cache_config.per_request_budget_gb, frame_bytes * n_groups
         if gigabytes is None:
-            return cls(frame_bytes, None)
-        most, least = int(gigabytes * 2**30), frame_bytes * n_groups
+            return cls(frame_bytes, least, None)
+        most = int(gigabytes * 2**30)
         if most < least:
             raise ConfigError(
-                f"per_request_budget_gb is {gigabytes}, but the smallest sequence takes {least} bytes: raise it to {least / 2**30:.9f} "
-                f"(--kv-budget-mb {least / 2**20:.3f})",
+                f"per_request_budget_gb is {gigabytes}, but the smallest sequence takes {least} bytes: raise it to "
+                f"{at_least(least / 2**30, 9)} (--kv-budget-mb {at_least(least / 2**20)})",
                 param="per_request_budget_gb",
             )
-        return cls(frame_bytes, most)
+        return cls(frame_bytes, least, most)
 
     def frames(self, megabytes: float | None) -> int | None:
-        """Of a request that asks for `megabytes` (MiB). Raises `InvalidRequest` for more than there is for one."""
+        """Of a request that asks for `megabytes` (MiB). Raises `InvalidRequest` for more than there is for one, `KVBudgetTooSmall` for
+        less than anything takes."""
         if megabytes is None:
             return None if self.most is None else self.most // self.frame_bytes
         wanted = int(megabytes * 2**20)
         if self.most is not None and wanted > self.most:
             raise InvalidRequest(
                 f"kv_budget_mb is {megabytes:g}, but a request may have {self.most / 2**20:g} here: lower it or leave it out",
+                param="kv_budget_mb",
+            )
+        if wanted < self.least:
+            raise KVBudgetTooSmall(
+                f"kv_budget_mb is {megabytes:g}, but the smallest sequence takes {at_least(self.least / 2**20)} MB: raise it",
                 param="kv_budget_mb",
             )
         return wanted // self.frame_bytes
@@ -77,7 +86,7 @@ def design_cache(config: EngineConfig, model: ModelConfig, calibration: Calibrat
     if policy.strategy == "topk_heads":
         assert calibration is not None, "topk_heads needs the heads' profile"
         whole, streaming = calibration.divide(rules.pop(Whole(), []), sparse.keep_ratio)
-        rules |= {rule: pairs for rule, pairs in ((Whole(), whole), (Streaming(*STREAMING), streaming)) if pairs}
+        rules |= {rule: pairs for rule, pairs in ((Whole(), whole), (STREAMING, streaming)) if pairs}
         identity += f" heads of {calibration.digest}"
     keys = None
     if _calibrates_keys(config):

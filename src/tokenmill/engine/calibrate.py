@@ -54,15 +54,20 @@ log = logging.getLogger(__name__)
 
 
 def find_calibration(path: Path, loaded: Loaded) -> Calibration:
-    """What is stored beside the model at `path`, or else found out now, which takes seconds, and stored.
+    """What is stored beside the model at `path`, or else found out now, which takes seconds, and stored. So is what an older version
+    of the program stored.
 
-    Raises `CalibrationError` if there is a file that is damaged or another model's: it is never replaced in silence.
+    Raises `CalibrationError` if there is a file that is damaged, of a newer version or another model's: it is never replaced in silence.
     """
     stored = calibration_path(path)
     shape = loaded.model.program.shape
+    why = "which is done once"
     if stored.exists():
-        return read_calibration(stored, loaded.digest.result(), (loaded.model.program.layers, shape.kv_heads, shape.head_dim))
-    log.warning("calibrating %s, which is done once", path.name)
+        known = read_calibration(stored, loaded.digest.result(), (loaded.model.program.layers, shape.kv_heads, shape.head_dim))
+        if known is not None:
+            return known
+        why = f"since {stored.name} is of an older version"
+    log.warning("calibrating %s, %s", path.name, why)
     found = calibrate(loaded.model, load_tokenizer(path), loaded.pool)
     try:
         write_calibration(stored, found, loaded.digest.result())

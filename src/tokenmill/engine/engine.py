@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from tokenmill.core.clock import Clock
@@ -155,6 +156,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
+            speculation=None if self._speculator is None else copy.deepcopy(self._speculator.total),
         )
 
     def check_integrity(self) -> None:

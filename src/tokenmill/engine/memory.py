@@ -16,10 +16,12 @@ DEFAULT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Capacity:
-    """n_frames: of 8 positions each. max_model_len: tokens of prompt plus output that one sequence may have."""
+    """n_frames: of 8 positions each. max_model_len: tokens of prompt plus output that one sequence may have. n_tokens: that the pool
+    would hold of one if the model's context were no limit."""
 
     n_frames: int
     max_model_len: int
+    n_tokens: int
 
 
 def plan_capacity(config: EngineConfig, context: int, frame_bytes: int, footprint: Footprint, available: int) -> Capacity:
@@ -53,7 +55,9 @@ def plan_capacity(config: EngineConfig, context: int, frame_bytes: int, footprin
             f"raise memory_budget_gb to {need:.3f} or lower max_model_len",
             param="memory_budget_gb",
         )
-    return Capacity(n_frames, min(length, holds))
+    bounded = footprint.whole + footprint.streaming == 0  # a sequence of any length takes no more than the windows
+    positions = n_frames // footprint.groups if bounded else bisect_right(range(1, n_frames + 1), n_frames, key=alone)
+    return Capacity(n_frames, min(length, holds), FRAME * positions)
 
 
 def available_memory() -> int:

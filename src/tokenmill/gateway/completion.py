@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
-from tokenmill.core.messages import Generate, SequenceOutput
-from tokenmill.core.types import FinishReason, KVUsage, SamplingParams, TokenLogprobs
+from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
+from tokenmill.core.types import FinishReason, KVUsage, SamplingParams, Speculation, SpeculationUsage, TokenLogprobs
 from tokenmill.gateway.replies import CachedTokens, Usage
 from tokenmill.observe.metrics import Metrics
 from tokenmill.worker.client import EngineClient
@@ -51,17 +52,19 @@ class Completion:
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
         *,
-        kv_format: str,
+        engine: EngineInfo,
         priority: int = 1,
         cache_salt: str = "",
         arrived: float | None = None,
     ) -> None:
-        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved. kv_format: of the engine's keys and values."""
+        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved. engine: which answers them."""
         from tokenmill.text.output import OutputText
 
         self._metrics = metrics
-        self._kv_format = kv_format
+        self._kv_format = engine.kv_format
+        self._proposer = engine.proposer
         self._sparsified: dict[int, tuple[int, int]] = {}
+        self._speculation = Speculation()
         self._arrived = time.monotonic() if arrived is None else arrived
         self.id = uuid.uuid4().hex
         self._requests = [
@@ -114,6 +117,7 @@ class Completion:
             total_tokens=prompt + completion,
             prompt_tokens_details=CachedTokens(sum(self._cached.values())),
             kv=KVUsage.over(self._kv_format, self._sparsified.values()),
+            speculation=UNSET if self._proposer is None else SpeculationUsage.of(self._proposer, self._speculation),
         )
 
     def _take(self, output: SequenceOutput) -> Event | None:
@@ -122,11 +126,16 @@ class Completion:
         choice = self._choices[index]
         if output.prompt_logprobs is not None and self._scorer.setdefault(place, output.choice) == output.choice:
             self.prompt_logprobs[place] += output.prompt_logprobs
-        if output.sparsified_from is not None:
-            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
         if output.tokens:
             self._observe(place, choice, output)
+        before = choice.text.token_count
         delta = choice.text.push(output)
+        kept = choice.text.token_count - before
+        self._metrics.generated(kept)
+        if output.drafted:
+            self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
+        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
+            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
         if delta is None:
             return None
         if delta.finish_reason is not None:
@@ -144,5 +153,4 @@ class Completion:
                 self._metrics.prompt_computed(len(self._requests[place].prompt))
         else:
             self._metrics.next_output(now - choice.last)
-        self._metrics.generated(len(output.tokens))
         choice.last = now

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokenmill.core.types import KVUsage
+from tokenmill.core.types import KVUsage, SpeculationUsage
 
 
 class CachedTokens(msgspec.Struct):
@@ -15,13 +15,14 @@ class CachedTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Tokens of the whole request, over all its prompts and choices."""
+    """Tokens of the whole request, over all its prompts and choices. `speculation` is absent where nobody drafts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
     kv: KVUsage
+    speculation: SpeculationUsage | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):

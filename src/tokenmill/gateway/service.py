@@ -154,7 +154,7 @@ class Service:
             self.metrics,
             prompts,
             [params.resolved(room) for room in rooms],
-            kv_format=self.supervisor.info.kv_format,
+            engine=self.supervisor.info,
             priority=priority(request),
             cache_salt=request.cache_salt or "",
             arrived=arrived,

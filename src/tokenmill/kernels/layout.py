@@ -6,19 +6,15 @@ The bytes themselves are the business of native/include/page_format.h; docs/nume
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.types import FRAME
+from tokenmill.core.kv_spelling import Format
+from tokenmill.core.types import FRAME, KVType, Pair, Streaming
 from tokenmill.kernels.ops import Program
 
-KVType = Literal["bf16", "int8", "int4"]
-Pair: TypeAlias = tuple[int, int]
-"""(layer, kv head)."""
-
-_BITS: dict[KVType, int] = {"bf16": 16, "int8": 8, "int4": 4}
+BITS: dict[KVType, int] = {"bf16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -32,23 +28,12 @@ class KVFormat:
     value: KVType = "bf16"
     group_size: int = 64
 
-    @classmethod
-    def parse(cls, text: str, group_size: int = 64) -> KVFormat:
-        """`int8` for both or `int8/int4` for keys and values. Raises ValueError."""
-        names: dict[str, KVType] = {name: name for name in _BITS}
-        key, _, value = text.partition("/")
-        if key not in names or (value or key) not in names:
-            raise ValueError(f"KV format is {text!r}, but must be one of {', '.join(names)}, or two such as int8/int4 for keys and values")
-        return cls(names[key], names[value or key], group_size)
-
     def __post_init__(self) -> None:
         if self.group_size < 32 or self.group_size % 32:
             raise ValueError(f"group_size is {self.group_size}, but must be a multiple of 32")
 
     def __str__(self) -> str:
-        if self.key == self.value == "bf16":
-            return "bf16"
-        return f"{self.key}/{self.value}:{self.group_size}"
+        return Format(self.key, self.value, self.group_size).name
 
     def groups(self, head_dim: int) -> int:
         """Groups of channels in a head."""
@@ -58,15 +43,8 @@ class KVFormat:
         """Of one head and 8 positions, scales included."""
         scales = {"bf16": 0, "int8": 1, "int4": 1}[self.key] + {"bf16": 0, "int8": 1, "int4": 2}[self.value]
         values = head_dim if self.value != "int4" else -(-head_dim // 32) * 32
-        bits = head_dim * _BITS[self.key] + values * _BITS[self.value] + 16 * scales * self.groups(head_dim)
+        bits = head_dim * BITS[self.key] + values * BITS[self.value] + 16 * scales * self.groups(head_dim)
         return FRAME * bits // 8
-
-
-class Streaming(NamedTuple):
-    """What sparse rows see of a group: the first `sinks` positions (a multiple of 16) and the last `recent` ones (a multiple of 8)."""
-
-    sinks: int
-    recent: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenmill.kernels.layout import KVFormat, KVType
+from tokenmill.core.types import KVType
+from tokenmill.kernels.layout import KVFormat
 from tokenmill.kernels.reference_ops import F32, I64, LANES, Arithmetic, bf16, sum_lanes
 
 TINY = np.float32(2.0**-100)

@@ -81,7 +81,7 @@ class Tape:
             value=self.layout.format.value,
             group_size=self.layout.format.group_size,
             groups=self.layout.groups,
-            streaming=[rule or (0, 0) for rule in self.layout.streaming],
+            streaming=[(0, 0) if rule is None else (rule.sinks, rule.recent) for rule in self.layout.streaming],
         )
         if self.layout.calibration is not None:
             for layer, (factor, zero) in enumerate(zip(self.layout.calibration.factor, self.layout.calibration.zero, strict=True)):

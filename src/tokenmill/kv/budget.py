@@ -11,15 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Strategy
 from tokenmill.kv.footprint import Footprint, frames_for
 
 WEIGHED = 64
 """Positions before a point whose attention weights decide which frames go; their own frames stay."""
-
-Strategy = Literal["topk_heads", "topk_positions", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,17 @@ class Ladder:
     def fits(self, n_tokens: int) -> bool:
         """Whether a sequence can cover `n_tokens` positions within the budget."""
         return self.peak(n_tokens) <= self.budget
+
+    def enough(self, n_tokens: int) -> int:
+        """A budget in which `n_tokens` positions fit, which they do not in this one: the least, if they fit in all larger ones."""
+
+        def fits(budget: int) -> bool:
+            return Ladder(budget, self._policy, self._footprint).fits(n_tokens)
+
+        known = self.peak(n_tokens)
+        while not fits(known):
+            known *= 2
+        return bisect_left(range(known), True, lo=self.budget + 1, key=fits)
 
     def longest(self) -> int:
         """Tokens that fit before anything has to go, or of which the budget would hold any number: then the budget's own number."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.types import FRAME
-from tokenmill.kv.groups import KVGroup, Streaming, Window
+from tokenmill.core.types import FRAME, Streaming
+from tokenmill.kv.groups import KVGroup, Window
 
 
 def frames_for(n_tokens: int) -> int:
@@ -36,6 +36,10 @@ class Footprint:
         sinks, recent = (streams[0].sinks, streams[0].recent) if streams else (0, 0)
         whole = len(groups) - sum(windows.values()) - len(streams)
         return cls(whole, len(streams), sinks, recent, tuple(windows.items()))
+
+    @property
+    def groups(self) -> int:
+        return self.whole + self.streaming + sum(groups for _, groups in self.windows)
 
     def kept(self, frames: int, dropped: int = 0, sparse: bool = False) -> int:
         """What a sequence with `frames` frames of positions keeps while it decodes.

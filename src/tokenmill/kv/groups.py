@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.types import FRAME
-
-Pair = tuple[int, int]
-"""A layer and a KV head of it."""
+from tokenmill.core.types import Pair, Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +25,6 @@ class Window:
 
     def __post_init__(self) -> None:
         assert self.tokens >= 1, f"a window of {self.tokens} tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """Like `Whole` until the sequence is sparse; then a query at position p attends to [0, sinks) and to (p - recent, p]."""
-
-    sinks: int
-    recent: int
-
-    def __post_init__(self) -> None:
-        assert self.sinks >= 0, f"{self.sinks} sinks"
-        assert self.sinks % 16 == 0, f"{self.sinks} sinks are no multiple of 16"
-        assert self.recent >= FRAME, f"{self.recent} recent tokens"
-        assert self.recent % FRAME == 0, f"{self.recent} recent tokens are no multiple of {FRAME}"
 
 
 Retention = Whole | Window | Streaming

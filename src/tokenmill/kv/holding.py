@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenmill.core.types import FRAME
-from tokenmill.kv.groups import KVGroup, Retention, Streaming, Whole, Window
+from tokenmill.core.types import FRAME, Streaming
+from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.prefix_cache import Rule
 from tokenmill.kv.prefix_tree import Node
 from tokenmill.kv.table import PageTable

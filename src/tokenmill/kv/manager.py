@@ -1,4 +1,4 @@
-"""The owner of every frame.
+"""Who holds which frames: the page tables of all running sequences.
 
 For one sequence with `c` computed tokens, of whose frames the first `s` of each group are shared:
 
@@ -13,8 +13,9 @@ For one sequence with `c` computed tokens, of whose frames the first `s` of each
 In groups with a window, and in streaming ones once the sequence is sparse, `commit` also gives back what no later row looks at: the
 table has a hole there. `sparsify` gives back more, and from then on nothing of the sequence enters the cache.
 
-For the pool: free (in the buddy allocator) + cached (in the prefix cache, unreferenced) + held (referenced there, or private to a
-sequence) = total, always. A sequence writes only to positions >= c, hence only into private frames. Nothing here moves or copies a
+Free (in the buddy allocator) + cached (in the prefix cache, unreferenced) + held (referenced there, or private to a sequence) = total,
+always. The free and the cached ones are the store's (kv/frame_store.py), which also takes them from there and back; the manager
+decides which and how many. A sequence writes only to positions >= c, hence only into private frames. Nothing here moves or copies a
 frame's bytes. *Promised* frames are free or cached ones that a sequence may still take on its way to its goal: nobody else gets them.
 """
 
@@ -24,24 +25,21 @@ from collections.abc import Hashable, Sequence
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME
-from tokenmill.kv.buddy import BuddyAllocator
 from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
-from tokenmill.kv.counts import KVCounts, KVUse, count_pages
+from tokenmill.kv.counts import KVCounts, KVUse
 from tokenmill.kv.footprint import Footprint, frames_for
+from tokenmill.kv.frame_store import FrameStore
 from tokenmill.kv.groups import KVGroup, Whole, Window, check_groups
-from tokenmill.kv.holding import Follower, Holding, find_followers
-from tokenmill.kv.integrity import find_owners
-from tokenmill.kv.policy import page_frames
-from tokenmill.kv.prefix_cache import PrefixCache
-from tokenmill.kv.prefix_tree import MISS, PrefixHit
-from tokenmill.kv.table import HOLE, PageTable, runs
+from tokenmill.kv.holding import Holding
+from tokenmill.kv.prefix_tree import PrefixHit
+from tokenmill.kv.table import PageTable, runs
 
 LADDERS = 256
 """Ladders that are kept for the next sequence with the same budget. Budgets come from clients, and any number of them may differ."""
 
 
 class KVManager:
-    """Page tables of the running sequences, over one pool of frames and one prefix cache.
+    """The holdings of the running sequences, over one store of frames.
 
     groups: the model's KV groups, whose frames all come from the pool. policy: what sequences with a budget do at its points.
     Sequence ids are any hashable values, unique among the sequences that hold something.
@@ -50,38 +48,38 @@ class KVManager:
     def __init__(self, groups: Sequence[KVGroup], n_frames: int, config: BlockManagerConfig, policy: SparsePolicy | None = None) -> None:
         self.groups = check_groups(groups)
         self.n_frames = n_frames
-        self.shares_prefixes = config.shares_prefixes
-        self.n_evictions = 0
-        self._smallest = config.smallest_page // FRAME
-        self._largest = config.largest_page // FRAME
         self._policy = policy or SparsePolicy()
         self._footprint = Footprint.of(groups)
         self._ladders: dict[int, Ladder] = {}
-        self._lead = self._leader()
-        self._followers = find_followers(self.groups, self._lead)
-        self._windowed = tuple(isinstance(group.retention, Window) for group in groups)
-        self._pool = BuddyAllocator(n_frames)
-        self._cache = PrefixCache([follower.rule for follower in self._followers], leads=self._lead is not None)
+        self._store = FrameStore(self.groups, self._leader(), n_frames, config)
         self._holdings: dict[Hashable, Holding] = {}
         self._promised = 0
         self._n_dropped = 0
 
     @property
     def n_free(self) -> int:
-        return self._pool.n_free
+        return self._store.n_free
 
     @property
     def n_cached(self) -> int:
-        return self._cache.n_idle
+        return self._store.n_cached
 
     @property
     def n_held(self) -> int:
-        return self.n_frames - self._pool.n_free - self._cache.n_idle
+        return self.n_frames - self._store.available
+
+    @property
+    def n_evictions(self) -> int:
+        return self._store.n_evictions
 
     @property
     def available(self) -> int:
         """Frames that a reservation can get: free ones, and cached ones by eviction, without those promised to sequences."""
-        return self._pool.n_free + self._cache.n_idle - self._promised
+        return self._store.available - self._promised
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self._store.shares_prefixes
 
     @property
     def n_groups(self) -> int:
@@ -93,12 +91,12 @@ class KVManager:
         return len(self._holdings)
 
     def counts(self) -> KVCounts:
-        return KVCounts(self.n_frames, self.n_free, self.n_cached, self.n_held, self._cache.n_shared, self.n_evictions)
+        return KVCounts(self.n_frames, self.n_free, self.n_cached, self.n_held, self._store.n_shared, self.n_evictions)
 
     def use(self) -> KVUse:
         """O(running sequences), and as `count_pages`."""
         tables = [(table, holding.computed) for holding in self._holdings.values() for table in holding.tables]
-        pages = count_pages(self._pool, [table for table, _ in tables])
+        pages = self._store.count_pages(table for table, _ in tables)
         references = sum(table.present for table, _ in tables)
         return KVUse(pages, references, sum(table.n_frames * FRAME - computed for table, computed in tables), self._n_dropped)
 
@@ -115,27 +113,13 @@ class KVManager:
 
         limit: no more than that many tokens are found.
         """
-        if not self.shares_prefixes or limit == 0:
-            return MISS
-        return self._cache.match(_reusable(tokens, limit), salt)
+        return self._store.match(tokens, salt, limit)
 
     def acquire(self, seq_id: Hashable, tokens: Sequence[int], salt: str, limit: int | None = None) -> int:
         """Open tables over what `match` finds and return how many tokens that is."""
         assert seq_id not in self._holdings, f"sequence {seq_id!r} already has a table"
-        found = self._cache.acquire(_reusable(tokens, limit) if self.shares_prefixes else (), salt)
-        tables = tuple(PageTable() for _ in self.groups)
-        keys = PageTable() if self._lead is None else tables[self._lead]
-        for first, count in runs(found.keys):
-            keys.append(first, count)
-        shared = len(found.keys)
-        for follower, frames in zip(self._followers, found.companions, strict=True):
-            for number, group in enumerate(follower.groups):
-                if len(frames) < shared:
-                    tables[group].append(HOLE, shared - len(frames))
-                for first, count in runs(each[number] for each in frames):
-                    tables[group].append(first, count)
-        self._holdings[seq_id] = Holding(tables, keys, found.node, shared, shared, self._windowed, shared * FRAME)
-        return shared * FRAME
+        holding = self._holdings[seq_id] = self._store.open(tokens, salt, limit)
+        return holding.computed
 
     def fresh(self, hit: PrefixHit, goal: int, chunk: int, ladder: Ladder | None = None) -> int:
         """The most frames beyond those of `hit` that a sequence holds at a time until it has `goal` tokens, at most `chunk` of them
@@ -187,7 +171,7 @@ class KVManager:
         for group, lacking in enumerate(lacks):
             if lacking:
                 context = min(n_tokens, 2 * self._sight(group)) if holding.slides[group] else n_tokens
-                taken = self._extend(holding.tables[group], lacking, spare, context)
+                taken = self._store.extend(holding.tables[group], lacking, spare, context)
                 spare -= taken - lacking
                 if holding.promise:
                     self._redeem(holding, taken)
@@ -204,8 +188,8 @@ class KVManager:
         holding = self._holdings[seq_id]
         holding.computed = computed
         if computed // FRAME > holding.shared and self.shares_prefixes and not holding.sparse:
-            self._share(holding, tokens, computed // FRAME)
-        if self._followers:
+            self._store.share(holding, tokens, computed // FRAME)
+        if self._store.followers:
             self._slide(holding)
         if holding.ceiling and computed >= holding.goal - 1:
             self._forgo(holding)
@@ -229,8 +213,8 @@ class KVManager:
 
     def dropped(self, seq_id: Hashable) -> int:
         """Positions that a sparse sequence no longer has in the group without a window that has lost most."""
-        tables = self._holdings[seq_id].tables
-        return FRAME * max(table.n_holes for table, windowed in zip(tables, self._windowed, strict=True) if not windowed)
+        tables = zip(self._holdings[seq_id].tables, self.groups, strict=True)
+        return FRAME * max(table.n_holes for table, group in tables if not isinstance(group.retention, Window))
 
     def truncate(self, seq_id: Hashable, n_tokens: int) -> None:
         """Give back the frames beyond positions [0, n_tokens); shared ones cannot be cut off."""
@@ -238,28 +222,19 @@ class KVManager:
         keep = frames_for(n_tokens)
         assert keep >= holding.shared, f"{n_tokens} tokens would cut into {holding.shared} shared frames"
         for table in holding.tables:
-            if keep < table.n_frames:
-                self._free_extents(table.extents(keep, table.n_frames))
-                table.truncate(keep)
+            self._store.truncate(table, keep)
         holding.covered = min(holding.covered, keep)
 
     def releasable(self, seq_id: Hashable) -> int:
         """Frames that `release` would make available."""
         holding = self._holdings[seq_id]
-        count = holding.promise + holding.private + self._cache.would_idle(holding.node)
-        for number, follower in enumerate(self._followers):
-            count += sum(self._cache.sole(number, keys) for keys in follower.shared(holding))
-        return count
+        return holding.promise + self._store.closable(holding)
 
     def release(self, seq_id: Hashable) -> None:
         """Close the tables: shared frames lose a reference, private ones are free."""
         holding = self._holdings.pop(seq_id)
         self._forgo(holding)
-        self._cache.release(holding.node)
-        for number in range(len(self._followers)):
-            self._leave(holding, number, 0, max(table.n_frames for table in holding.tables))
-        if self._lead is not None:
-            self._free_extents(holding.keys.extents(holding.shared, holding.keys.n_frames))
+        self._store.close(holding)
 
     def tables(self, seq_id: Hashable) -> tuple[PageTable, ...]:
         """The sequence's page tables, one per group in the order of `groups`; only this manager writes them."""
@@ -267,7 +242,7 @@ class KVManager:
 
     def check_integrity(self) -> None:
         """Find every frame's owner from scratch and compare with the counters; raises AssertionError. O(pool)."""
-        free, cached, held, shared = find_owners(self._pool, self._cache, self._holdings, self._followers)
+        free, cached, held, shared = self._store.find_owners(self._holdings)
         found = KVCounts(self.n_frames, free, cached, held, shared, self.n_evictions)
         assert found == self.counts(), f"{found} found, {self.counts()} counted"
         assert self._promised == sum(holding.promise for holding in self._holdings.values()), "the count of promised frames is wrong"
@@ -279,56 +254,15 @@ class KVManager:
             return None
         return next((number for number, group in enumerate(self.groups) if isinstance(group.retention, Whole)), None)
 
-    def _extend(self, table: PageTable, lacks: int, spare: int, context: int) -> int:
-        """Append at least the frames that a table lacks, and at most `spare` more; returns how many."""
-        left = lacks
-        while left > 0:
-            wanted = page_frames(left, spare, context, self._smallest, self._largest)
-            most = max(left, wanted)
-            if most > self._pool.n_free:
-                self._make_free(most)
-            first, count = self._pool.allocate(wanted)
-            table.append(first, count)
-            left -= count
-        return lacks - left
-
     def _redeem(self, holding: Holding, taken: int) -> None:
         """Frames that were promised have been taken."""
         kept = min(taken, holding.promise)
         holding.promise -= kept
         self._promised -= kept
 
-    def _share(self, holding: Holding, tokens: Sequence[int], stop: int) -> None:
-        """Offer the frames [shared, stop) of every group to the prefix cache."""
-        start = holding.shared
-        own = holding.keys.frames(start, stop) if self._lead is not None else None
-        offered = [self._columns(holding, follower, start, stop) for follower in self._followers] if self._followers else []
-        kept = self._cache.extend(holding.node, tokens[start * FRAME : stop * FRAME], own, offered)
-        holding.node = kept.node
-        holding.shared = stop
-        if own is None:
-            for first, count in runs(kept.keys):
-                holding.keys.append(first, count)
-        elif own != kept.keys:
-            self._exchange(holding.keys, start, own, kept.keys)
-        for number, mine in enumerate(offered):
-            theirs = kept.companions[number]
-            if mine != theirs:
-                for at, group in enumerate(self._followers[number].groups):
-                    self._exchange(holding.tables[group], start, [each[at] for each in mine], [each[at] for each in theirs])
-
-    def _columns(self, holding: Holding, follower: Follower, start: int, stop: int) -> list[tuple[int, ...]]:
-        """Per frame of positions in [start, stop), the rule's frames."""
-        return list(zip(*(holding.tables[group].frames(start, stop) for group in follower.groups), strict=True))
-
-    def _exchange(self, table: PageTable, start: int, own: list[int], kept: list[int]) -> None:
-        """Go on with the cache's frames; free those of the table's own that it did not take."""
-        table.replace(start, kept)
-        self._free_frames([mine for mine, theirs in zip(own, kept, strict=True) if mine != theirs])
-
     def _slide(self, holding: Holding) -> None:
         """Give back what falls out of sight."""
-        for number, follower in enumerate(self._followers):
+        for number, follower in enumerate(self._store.followers):
             if holding.slides[follower.groups[0]]:
                 low = follower.low(holding.computed)
                 if low > follower.sinks:
@@ -342,8 +276,8 @@ class KVManager:
         return rule.tokens if isinstance(rule, Window) else rule.sinks + rule.recent
 
     def _drop_lightest(self, holding: Holding, count: int, weights: Sequence[int]) -> None:
-        number = next(n for n, follower in enumerate(self._followers) if isinstance(follower.retention, Whole))
-        table = holding.tables[self._followers[number].groups[0]]
+        number = next(n for n, follower in enumerate(self._store.followers) if isinstance(follower.retention, Whole))
+        table = holding.tables[self._store.followers[number].groups[0]]
         start, stop = self._policy.sinks // FRAME, (holding.computed - WEIGHED) // FRAME
         candidates = [index for begin, end in table.held(start, stop) for index in range(begin, end)]
         assert count <= len(candidates), f"{count} frames are to go, but only {len(candidates)} may"
@@ -352,53 +286,12 @@ class KVManager:
 
     def _give_up(self, holding: Holding, number: int, start: int, stop: int) -> None:
         """The rule's groups have a hole at [start, stop); what that makes available counts as promised as far as it still is to come."""
-        self._cache.advance()
-        gained = self._leave(holding, number, start, stop)
-        for group in self._followers[number].groups:
-            holding.tables[group].punch(start, stop)
+        gained = self._store.punch(holding, number, start, stop)
         regained = max(0, min(gained, holding.ceiling - holding.present - holding.promise))
         holding.promise += regained
         self._promised += regained
-
-    def _leave(self, holding: Holding, number: int, start: int, stop: int) -> int:
-        """Drop references on the shared frames of [start, stop), free the private ones; returns how many are available by that."""
-        groups = self._followers[number].groups
-        border = min(max(holding.shared, start), stop)
-        gained = 0
-        if start < border:
-            for begin, end in holding.tables[groups[0]].held(start, border):
-                gained += self._cache.leave(number, holding.keys.frames(begin, end))
-        for group in groups:
-            table = holding.tables[group]
-            if border < table.n_frames:
-                gained += self._free_extents(table.extents(border, min(stop, table.n_frames)))
-        return gained
 
     def _forgo(self, holding: Holding) -> None:
         """What is still promised is everybody's again."""
         self._promised -= holding.promise
         holding.promise = holding.ceiling = 0
-
-    def _make_free(self, n_frames: int) -> None:
-        gone = self._cache.evict(n_frames - self._pool.n_free)
-        self._free_frames(gone)
-        self.n_evictions += len(gone)
-
-    def _free_extents(self, extents: Sequence[tuple[int, int]]) -> int:
-        """Free what is not a hole; returns how many frames that is."""
-        total = 0
-        for first, count in extents:
-            if first != HOLE:
-                self._pool.free(first, count)
-                total += count
-        return total
-
-    def _free_frames(self, frames: Sequence[int]) -> None:
-        for first, count in runs(frames):
-            self._pool.free(first, count)
-
-
-def _reusable(tokens: Sequence[int], limit: int | None) -> Sequence[int]:
-    """Whole frames that leave at least one token to compute, and of `limit` tokens at most."""
-    most = max(0, len(tokens) - 1) if limit is None else min(max(0, len(tokens) - 1), limit)
-    return tokens[: most // FRAME * FRAME]

@@ -138,7 +138,7 @@ class LLM:
     def _serving(self, requests: list[tuple[Generate, str | None]]) -> Iterator[list[Collector]]:
         """Have the engine accept all requests, or none. What is not finished at the end, or at an exception, is aborted."""
         engine = self._running
-        collectors = [Collector(request, text, self.tokenizer, self.info.kv_format) for request, text in requests]
+        collectors = [Collector(request, text, self.tokenizer, self.info) for request, text in requests]
         try:
             with self._turn():
                 for collector in collectors:

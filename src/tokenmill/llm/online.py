@@ -81,7 +81,7 @@ class AsyncLLM:
     async def _stream(self, prepare: Callable[[], tuple[Generate, str | None]]) -> AsyncGenerator[RequestOutput, None]:
         # Tokenizing a long prompt would hold up every other stream of the loop.
         request, text = await asyncio.to_thread(prepare)
-        feed, collector = Feed(), Collector(request, text, self.tokenizer, self.info.kv_format)
+        feed, collector = Feed(), Collector(request, text, self.tokenizer, self.info)
         self._thread.submit(request, feed)
         try:
             while not collector.finished():

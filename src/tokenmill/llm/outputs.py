@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from tokenmill.core.errors import ModelBroken
-from tokenmill.core.messages import Generate, SequenceOutput
-from tokenmill.core.types import FinishReason, KVUsage, TokenLogprobs
+from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
+from tokenmill.core.types import FinishReason, KVUsage, Speculation, SpeculationUsage, TokenLogprobs
 from tokenmill.text.output import OutputText
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -31,12 +31,14 @@ class CompletionOutput:
 
 @dataclass
 class Usage:
-    """Tokens of a request; `cached_tokens` of the prompt's were found in the prefix tree. kv: how its keys and values were kept."""
+    """Tokens of a request; `cached_tokens` of the prompt's were found in the prefix tree. kv: how its keys and values were kept.
+    speculation: what was drafted for it; None where nobody drafts."""
 
     prompt_tokens: int
     kv: KVUsage
     completion_tokens: int = 0
     cached_tokens: int = 0
+    speculation: SpeculationUsage | None = None
 
 
 @dataclass
@@ -66,18 +68,20 @@ class RequestOutput:
 class Collector:
     """Builds a `RequestOutput` from the engine's outputs."""
 
-    def __init__(self, request: Generate, prompt: str | None, tokenizer: Tokenizer, kv_format: str) -> None:
+    def __init__(self, request: Generate, prompt: str | None, tokenizer: Tokenizer, info: EngineInfo) -> None:
         n, logprobs = request.params.n, request.params.logprobs is not None
         self.request = request
         self.failure: ModelBroken | None = None
         self._sparsified: dict[int, tuple[int, int]] = {}
+        self._proposer = info.proposer
+        self._speculation = Speculation()
         self._texts = [OutputText(tokenizer, request.params) for _ in range(n)]
         self.result = RequestOutput(
             request.request_id,
             prompt,
             request.prompt,
             [CompletionOutput(index=i, logprobs=[] if logprobs else None) for i in range(n)],
-            Usage(len(request.prompt), KVUsage(kv_format)),
+            Usage(len(request.prompt), KVUsage(info.kv_format), speculation=self._drafted()),
             RequestMetrics(time.monotonic()),
         )
 
@@ -103,12 +107,16 @@ class Collector:
         if output.prompt_logprobs is not None and self.result.prompt_logprobs is None:
             self.result.prompt_logprobs = output.prompt_logprobs
         usage.cached_tokens = max(usage.cached_tokens, output.cached_tokens)
-        if output.sparsified_from is not None:
-            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
-            usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         before = text.token_count
         delta = text.push(output)
-        usage.completion_tokens += text.token_count - before
+        kept = text.token_count - before
+        usage.completion_tokens += kept
+        if output.drafted:
+            self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
+            usage.speculation = self._drafted()
+        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
+            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
+            usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         if delta is None:
             return False
         choice.text += delta.text
@@ -117,8 +125,11 @@ class Collector:
             choice.logprobs += delta.logprobs
         if delta.finish_reason is None:
             return False
-        choice.finish_reason, choice.stop_reason = delta.finish_reason.value, output.stop_token
+        choice.finish_reason, choice.stop_reason = delta.finish_reason.value, delta.stop_token
         if all(t.finish_reason is not None for t in self._texts):
             self.result.finished = True
             metrics.e2e = now - metrics.arrival_time
         return output.finish_reason is None and delta.finish_reason is FinishReason.STOP
+
+    def _drafted(self) -> SpeculationUsage | None:
+        return None if self._proposer is None else SpeculationUsage.of(self._proposer, self._speculation)

@@ -69,7 +69,7 @@ class EventReader:
         if not self._ended:
             record.error = "the stream ended before its end"
         elif not record.output_tokens:
-            record.output_tokens = len(record.times)
+            record.output_tokens = len(record.times)  # a server that tells no usage is taken to send a token at a time
 
     def _take(self, data: bytes, arrived: float) -> None:
         if not data:

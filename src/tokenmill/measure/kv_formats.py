@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenmill.core.types import FRAME
-from tokenmill.kernels.layout import KVFormat
+from tokenmill.core.types import FRAME, KVType
+from tokenmill.kernels.layout import BITS, KVFormat
 from tokenmill.measure.plot import Bars
 from tokenmill.measure.report import Column, Row, Table
 
-FORMATS = ("int8", "int8/int4", "int4")
+FORMATS: tuple[tuple[KVType, KVType], ...] = (("int8", "int8"), ("int8", "int4"), ("int4", "int4"))
 GROUP_SIZES = (32, 64, 128)
-BITS = {"bf16": 16, "int8": 8, "int4": 4}
 
 
 def formats_table() -> Table:
@@ -31,19 +30,22 @@ def format_rows(head_dim: int, pairs: int) -> Iterator[Row]:
 
     limit: the ratio if scales took nothing.
     """
-    whole = KVFormat().frame_bytes(head_dim)
-    for name in ("bf16", *FORMATS):
-        for group_size in (None,) if name == "bf16" else GROUP_SIZES:
-            found = KVFormat.parse(name) if group_size is None else KVFormat.parse(name, group_size)
-            head = found.frame_bytes(head_dim) / FRAME
-            yield {
-                "format": "bf16" if name == "bf16" else f"{found.key}/{found.value}",
-                "group_size": group_size,
-                "head_bytes": head,
-                "token_bytes": head * pairs,
-                "ratio": whole / FRAME / head,
-                "limit": 32 / (BITS[found.key] + BITS[found.value]),
-            }
+    yield _row("bf16", None, KVFormat(), head_dim, pairs)
+    for key, value in FORMATS:
+        for group_size in GROUP_SIZES:
+            yield _row(f"{key}/{value}", group_size, KVFormat(key, value, group_size), head_dim, pairs)
+
+
+def _row(name: str, group_size: int | None, format: KVFormat, head_dim: int, pairs: int) -> Row:
+    head = format.frame_bytes(head_dim) / FRAME
+    return {
+        "format": name,
+        "group_size": group_size,
+        "head_bytes": head,
+        "token_bytes": head * pairs,
+        "ratio": KVFormat().frame_bytes(head_dim) / FRAME / head,
+        "limit": 32 / (BITS[format.key] + BITS[format.value]),
+    }
 
 
 def chart(table: Table) -> Bars:

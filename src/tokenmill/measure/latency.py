@@ -38,7 +38,7 @@ def latency_table(with_floors: bool) -> Table:
         return columns
 
     columns = [Column("streams", "streams"), Column("prompt_tokens", "prompt"), *shown("TTFT"), *shown("ITL")]
-    return Table("latency", "milliseconds", columns)
+    return Table("latency", "milliseconds", [*columns, Column("tpot_p50", "TPOT p50", 1e-3, 2)])
 
 
 async def measure_latency(target: Target, grid: Grid, floors: tuple[Costs, Ceilings] | None) -> AsyncIterator[Row]:
@@ -68,10 +68,12 @@ async def send_together(target: Target, asks: Sequence[Ask]) -> list[Record]:
 def _row(records: list[Record], streams: int, output: int, floors: tuple[Costs, Ceilings] | None) -> Row:
     first = summarise([r.ttft for r in records if r.ttft is not None])
     later = summarise([gap for r in records for gap in r.gaps])
+    per_token = summarise([r.tpot for r in records if r.tpot is not None])
     prompt = round(percentile([r.prompt_tokens for r in records], 0.5))
     row: Row = {"streams": streams, "prompt_tokens": prompt, "requests": len(records)}
     for name, summary in (("ttft", first), ("itl", later)):
         row |= {f"{name}_{p}": getattr(summary, p) if summary else None for p in ("p50", "p90", "p99")}
+    row["tpot_p50"] = per_token.p50 if per_token else None
     if floors is not None:
         costs, ceilings = floors
         # Prompts that arrive together wait for each other, so that only one alone has a floor of its own.
@@ -96,7 +98,7 @@ def charts(table: Table) -> list[Chart]:
             later.append(Line(f"floor {prompt}", xs, [1e3 * _number(r, "itl_floor") for r in rows], dashed=True))
     return [
         Chart("time to first token", "prompt tokens", "milliseconds", first, log_x=True, log_y=True),
-        Chart("time between tokens", "streams", "milliseconds", later, log_x=True),
+        Chart("time between pieces of text", "streams", "milliseconds", later, log_x=True),
     ]
 
 

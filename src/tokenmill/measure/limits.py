@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from tokenmill.measure.report import Column, Row, Table
@@ -15,15 +14,17 @@ class Limit(NamedTuple):
     limit: float
     least: bool
 
-    def row(self, figure: float, case: str | None = None) -> Row:
-        used = (self.limit / figure if figure > 0 else math.inf) if self.least else figure / self.limit
+    def row(self, figure: float, case: str | None = None, judged: bool = True) -> Row:
+        """judged: whether what was measured is a case for which the limit is promised."""
+        parts = (self.limit, figure) if self.least else (figure, self.limit)
+        verdict = "held" if parts[0] <= parts[1] else "MISSED"
         return {
             "name": self.name if case is None else f"{self.name}, {case}",
             "figure": figure,
             "bound": "at least" if self.least else "at most",
             "limit": self.limit,
-            "used": used,
-            "verdict": "held" if used <= 1 else "MISSED",
+            "used": parts[0] / parts[1] if judged and parts[1] > 0 else None,
+            "verdict": verdict if judged else "not judged",
         }
 
 

@@ -39,7 +39,7 @@ class Record:
 
     @property
     def gaps(self) -> list[float]:
-        """Between pieces of text: ITL, where each piece is a token."""
+        """Between pieces of text, each of one token or several: ITL."""
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
 
     @property

@@ -17,7 +17,9 @@ from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
+from tokenmill.kv.footprint import frames_for
 from tokenmill.measure.costs import Costs
+from tokenmill.measure.kv_model import CHUNK, KVModel
 from tokenmill.measure.plot import Chart, Line
 from tokenmill.measure.report import Ceilings, Column, Row, Table
 from tokenmill.measure.timing import median_seconds, seconds_of
@@ -27,8 +29,6 @@ MAX_STREAMS = 64
 """A step of the forward pass gives at most so many rows of logits."""
 
 PREFILL_RUNS, DECODE_RUNS = 7, 25
-CHUNK: int = EngineConfig(model="").chunk_size
-"""Prompt tokens in one step of an engine."""
 KV_BYTE = 0x3C
 """What the KV pool is filled with, so that it is really there: 0x3c3c is a small bf16."""
 
@@ -115,9 +115,11 @@ def engine_steps(
     )
     engine = build_engine(config)
     costs, rng, info = Costs.of(path), np.random.default_rng(seed), engine.info
-    room = max(wanted) * (context + _steps_before(max(wanted), context, config.chunk_size) + DECODE_RUNS + FRAME)
-    if room > info.kv_tokens:
-        raise ConfigError(f"{max(wanted)} sequences of {context} tokens need {room} tokens of KV, the pool holds {info.kv_tokens}")
+    model, longest = KVModel.of(path), context + _steps_before(max(wanted), context, config.chunk_size) + DECODE_RUNS + FRAME
+    need = max(wanted) * model.footprint.taken(0, frames_for(longest), config.chunk_size) * model.frame_bytes
+    if need > info.kv_bytes:
+        told = f"{need / 2**30:.2f} GB of KV cache, the pool has {info.kv_bytes / 2**30:.2f}"
+        raise ConfigError(f"{max(wanted)} sequences of {context} tokens need {told}: lower --batch-sizes or --context")
     try:
         for streams in wanted:
             limit = _steps_before(streams, context, config.chunk_size) + DECODE_RUNS + 2

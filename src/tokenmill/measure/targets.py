@@ -38,7 +38,7 @@ class Target(Protocol):
 
 
 class EngineTarget:
-    """An engine in this process; every token is a piece."""
+    """An engine in this process; what a step adds is a piece: one token, or several where it speculates."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm

@@ -6,18 +6,23 @@ model's digest covers them.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import math
-import tempfile
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.errors import CalibrationError, ModelFileError
-from tokenmill.kernels.layout import KeyCalibration, Pair, Streaming
+from tokenmill.core.types import Pair, Streaming
+from tokenmill.kernels.layout import KeyCalibration
 from tokenmill.weights.safetensors import read_safetensors, safetensors_bytes
 from tokenmill.weights.store import install
 from tokenmill.weights.tensor import RawTensor
@@ -27,8 +32,8 @@ F32 = npt.NDArray[np.float32]
 STREAMING = Streaming(sinks=64, recent=256)
 """What heads that do not retrieve are left with once a sequence is sparse (docs/calibration.md)."""
 
-VERSION = "1"
-"""Changes whenever a file of the same model would differ."""
+VERSION = 1
+"""Goes up whenever a file of the same model would differ."""
 
 FACTOR, ZERO, RETRIEVAL = "keys.factor", "keys.zero", "retrieval"
 
@@ -64,38 +69,76 @@ class Calibration:
 
 
 def calibration_path(model: Path) -> Path:
-    """Where the calibration of a model file or folder is."""
+    """Where the calibration of a model file or folder is: beside the name that is given, so that a link has one of its own."""
     return model / "tokenmill.calibration" if model.is_dir() else model.with_name(model.name.removesuffix(".gguf") + ".calibration")
 
 
 def write_calibration(path: Path, calibration: Calibration, model_digest: bytes) -> None:
     """Write in one atomic step. Raises OSError, and leaves no half of a file."""
     tensors = {FACTOR: calibration.keys.factor, ZERO: calibration.keys.zero, RETRIEVAL: calibration.retrieval}
-    said = {"version": VERSION, "model": model_digest.hex(), "digest": calibration.digest}
-    descriptor, name = tempfile.mkstemp(suffix=".new", prefix=f"{path.name}.", dir=path.parent)
-    fresh = Path(name)
-    try:
-        with open(descriptor, "wb") as file:
+    said = {"version": str(VERSION), "model": model_digest.hex(), "digest": calibration.digest}
+    fresh = _fresh(path)
+    with _alone(fresh) as file:
+        try:
+            file.truncate(0)
             file.write(safetensors_bytes(tensors, said))
-        fresh.chmod(0o644)
-        install(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+            file.flush()
+            install(fresh, path)
+        except BaseException:
+            if _is_called(file, fresh):
+                fresh.unlink()
+            raise
 
 
-def read_calibration(path: Path, model_digest: bytes, shape: tuple[int, int, int]) -> Calibration:
-    """Read and check a file. shape: (layers, kv heads, head_dim).
+def check_place(path: Path) -> None:
+    """Raise OSError unless a calibration can be written there."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    fresh = _fresh(path)
+    with _alone(fresh):
+        fresh.unlink()
 
-    Raises `CalibrationError` if it is not that of this model in this version, whole.
+
+def _fresh(path: Path) -> Path:
+    """What is written before it gets its name: one file, so that there is never more to leave behind, and the next writer uses it up."""
+    return path.with_name(f"{path.name}.new")
+
+
+@contextlib.contextmanager
+def _alone(fresh: Path) -> Iterator[BinaryIO]:
+    """The file of that name, which nobody else has until it is closed or has another name."""
+    while True:
+        with fresh.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_called(file, fresh):
+                yield file
+                return
+
+
+def _is_called(file: BinaryIO, name: Path) -> bool:
+    """Whether it is that file which has the name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), name.stat())
+    except FileNotFoundError:
+        return False
+
+
+def read_calibration(path: Path, model_digest: bytes, shape: tuple[int, int, int]) -> Calibration | None:
+    """Read and check a file, which is None if it is of an older version. shape: (layers, kv heads, head_dim).
+
+    Raises `CalibrationError` if it is not that of this model, whole, or is of a newer version.
     """
     try:
-        tensors, said = read_safetensors(path)
+        tensors, said = read_safetensors(path, _REMEDY)
     except ModelFileError as error:
-        raise CalibrationError(f"{path} is damaged: {_REMEDY} ({error})") from None
-    if said.get("version") != VERSION:
-        raise CalibrationError(f"{path} is of version {said.get('version')!r}, but this program reads version {VERSION}: {_REMEDY}")
+        raise CalibrationError(error.message) from None
+    version = said.get("version", "")
+    if not version.isdecimal() or int(version) > VERSION:
+        raise CalibrationError(f"{path}: version is {version!r}, but this program reads versions up to {VERSION}: {_REMEDY}")
     if said.get("model") != model_digest.hex():
         raise CalibrationError(f"{path} belongs to another model than the one beside it, or to another state of it: {_REMEDY}")
+    if int(version) < VERSION:
+        return None
     found = Calibration(
         KeyCalibration(_numbers(path, tensors, FACTOR, shape), _numbers(path, tensors, ZERO, shape)),
         _numbers(path, tensors, RETRIEVAL, shape[:2]),

@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from tokenmill.core.messages import EngineInfo, Stats
+from tokenmill.core.types import Speculation
 from tokenmill.observe.kv_cache import GB, kv_cache_stats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -99,6 +100,21 @@ class Metrics(Collector):
         yield self._counter("num_preemptions", "Sequences that lost their KV to others and are computed again.", stats.preemptions)
         yield self._counter("kv_cache_evictions", "Frames that the prefix tree gave up.", stats.evictions)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        if stats.speculation is not None:
+            yield from self._of_speculation(stats.speculation)
+
+    def _of_speculation(self, total: Speculation) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Drafts that were verified.", total.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.", sum(total.drafted))
+        yield self._counter("spec_decode_num_accepted_tokens", "Tokens of these drafts that were right.", sum(total.accepted))
+        by_position = CounterMetricFamily(
+            "tokenmill:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens of these drafts that were right, by position in the draft.",
+            labels=("model_name", "position"),
+        )
+        for position, accepted in enumerate(total.accepted):
+            by_position.add_metric((self._model, str(position)), accepted)
+        yield by_position
 
     def _of_cache(self, cache: dict[str, Any]) -> Iterator[Metric]:
         """What the KV cache holds now; nothing once its engine is gone."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
+from tokenmill.core.kv_spelling import at_least
 from tokenmill.core.types import FRAME
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import MISS
@@ -226,11 +227,12 @@ class Scheduler:
         ladder, prompt_len = sequence.ladder, sequence.prompt_len
         if ladder is not None and not ladder.fits(prompt_len):
             self.n_refused += 1
-            peak, budget = ladder.peak(prompt_len), ladder.budget
+            budget, asked = ladder.budget, sequence.params.kv_budget_mb
+            more = ladder.enough(prompt_len) / budget
+            least = f"per_request_budget_gb {at_least(more, 2)}-fold" if asked is None else f"kv_budget_mb to {at_least(more * asked)}"
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens, whose keys and values take {peak / max(1, budget):.2f} times the request's KV budget "
-                f"({peak} frames of {FRAME} tokens, {budget} are allowed): shorten the prompt or raise kv_budget_mb (or "
-                "per_request_budget_gb)",
+                f"prompt has {prompt_len} tokens, whose keys and values take {ladder.peak(prompt_len)} KV frames of {FRAME} tokens, but "
+                f"the request's KV budget{'' if asked is None else f' of {asked:g} MB'} is {budget}: shorten the prompt or raise {least}",
                 param="kv_budget_mb",
             )
         most = prompt_len + max_tokens

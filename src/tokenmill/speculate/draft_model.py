@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Sequence
-from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +59,6 @@ class Writing:
         blind, computed = trail.computed(table, wish.token_ids)
         self.wish = wish
         self.trail = trail
-        self.table = table
         self.pages = _pages(table, blind)
         self.fresh = min(computed, len(wish.token_ids) - 1)
         self.worth = 0
@@ -117,7 +115,6 @@ class DraftModel:
         self._rejects = rejects
         self._marks = Marks(kv.n_frames)
         self._known: dict[Hashable, Known] = {}
-        self._numbers = count(1)
         self._confidence = Confidence()
         self._rate = FIRST_RATE
         self._token_seconds = 0.0  # of drafting one
@@ -145,7 +142,7 @@ class DraftModel:
         """None: no draft in this step."""
         known = self._known.get(wish.key)
         if known is None:
-            known = self._known[wish.key] = Known(Trail(self._marks, next(self._numbers)), self._rate)
+            known = self._known[wish.key] = Known(Trail(self._marks), self._rate)
         self._learn(known, wish.token_ids)
         if known.rest:
             known.rest -= 1
@@ -184,7 +181,7 @@ class DraftModel:
                 begun = time.monotonic()
                 self._tape.run(Batch(array("i", part), [Segment(0, len(part), start, (writing.pages,))], array("i")))
                 self._row_seconds = _average(self._row_seconds, (time.monotonic() - begun) / len(part))
-                writing.trail.note(writing.table, wish.token_ids, start, part)
+                writing.trail.note(wish.token_ids, start, part)
                 room -= len(part)
         return ready
 
@@ -243,7 +240,7 @@ class DraftModel:
         for token in reversed(writing.tokens):
             wish.state.retract(token)
         if writing.computed:
-            writing.trail.note(writing.table, wish.token_ids, writing.fresh, writing.computed)
+            writing.trail.note(wish.token_ids, writing.fresh, writing.computed)
             known.rested = 0 if writing.worth else min(LONGEST_BREAK, max(2, 2 * known.rested))
             known.rest = known.rested
         known.start, known.tokens, known.kinds = len(wish.token_ids), writing.tokens, writing.kinds

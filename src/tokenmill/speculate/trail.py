@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 
@@ -13,12 +14,17 @@ from tokenmill.kv.table import HOLE, PageTable
 class Marks:
     """One for each frame of the pool: what lies in it. Frames change hands without a word, so a mark tells all of what it means.
 
-    A digest, above 0, says that the frame is full, and of all tokens up to its end. A number below 0 is that of the sequence which is
-    filling it.
+    A digest, above 0, says that the frame is full, and of all tokens up to its end. A number below 0 is that of the table in which it is
+    being filled.
     """
 
     def __init__(self, n_frames: int) -> None:
         self._marks = np.zeros(n_frames, np.int64)
+        self._numbers = count(1)
+
+    def number(self) -> int:
+        """One that was never given."""
+        return -next(self._numbers)
 
     def __getitem__(self, frame: int) -> int:
         return int(self._marks[frame])
@@ -34,11 +40,12 @@ class Marks:
 
 
 class Trail:
-    """A sequence as a draft model knows it. number: above 0, of no other sequence."""
+    """A sequence as a draft model knows it."""
 
-    def __init__(self, marks: Marks, number: int) -> None:
+    def __init__(self, marks: Marks) -> None:
         self._marks = marks
-        self._number = -number
+        self._table: PageTable | None = None
+        self._number = 0
         self._digests: list[int] = []  # of the tokens up to the end of each full frame
         self._base = 0
         self._tail: list[int] = []  # the tokens computed last, from position _base on; drafted ones among them
@@ -46,6 +53,8 @@ class Trail:
     def computed(self, table: PageTable, tokens: Sequence[int]) -> tuple[int, int]:
         """(blind, computed): frames that are not to be looked at, because there is a hole among them that can no longer be filled; and
         positions of `tokens`, from the first one after those, that need not be computed."""
+        if table is not self._table:  # the sequence is new, or was preempted
+            self._table, self._number, self._tail = table, self._marks.number(), []
         full = len(tokens) // FRAME
         self._digest(tokens, full)
         frames = table.frames(0, min(full + 1, table.n_frames))
@@ -57,8 +66,9 @@ class Trail:
             found = blind + self._marks.agreeing(frames[blind:], expected[blind:])
         return blind, max(full * FRAME, same) if found > full else found * FRAME
 
-    def note(self, table: PageTable, tokens: Sequence[int], start: int, written: Sequence[int]) -> None:
+    def note(self, tokens: Sequence[int], start: int, written: Sequence[int]) -> None:
         """`written` are computed, from position `start` on, as is what comes before them. tokens: what the sequence has of all this."""
+        assert self._table is not None, "what is computed is asked first"
         if self._base <= start <= self._base + len(self._tail):
             self._tail[start - self._base :] = written
         else:
@@ -66,7 +76,7 @@ class Trail:
         first, end = start // FRAME, start + len(written)
         known = min(end, len(tokens)) // FRAME
         self._digest(tokens, known)
-        for at, frame in enumerate(table.frames(first, -(-end // FRAME)), first):
+        for at, frame in enumerate(self._table.frames(first, -(-end // FRAME)), first):
             self._marks[frame] = self._digests[at] if at < known else self._number
 
     def _digest(self, tokens: Sequence[int], n_frames: int) -> None:

@@ -19,7 +19,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     `text` is safe to show: it ends with a whole character and holds no part of a stop string. `tokens` includes the
     token that ended the choice, which has no text of its own. `logprobs` (if they were asked for) and `offsets` run
-    beside `tokens`; an offset is the number of characters of the choice's text before the token.
+    beside `tokens`; an offset is the number of characters of the choice's text before the token. `stop_token`: the last of
+    them, if it is a token that ends a choice.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None
     offsets: list[int]
     finish_reason: FinishReason | None
+    stop_token: int | None = None
 
 
 class OutputText:
@@ -56,12 +58,13 @@ class OutputText:
             shown, stopped = self._watch(self._decode(token, output))
             text += shown
             if stopped:
-                return self._delta(text, FinishReason.STOP)
+                last = index == len(output.tokens) - 1  # what follows would not have been made, one token at a time
+                return self._delta(text, FinishReason.STOP, output.stop_token if last else None)
         if output.finish_reason is None:
             return self._delta(text, None) if text else None
         shown, stopped = self._watch(self._detokenizer.flush())
         text += shown if stopped else shown + self._stop.flush()
-        return self._delta(text, FinishReason.STOP if stopped else output.finish_reason)
+        return self._delta(text, FinishReason.STOP if stopped else output.finish_reason, output.stop_token)
 
     def _note(self, token: int, logprobs: TokenLogprobs | None) -> None:
         self._tokens.append(token)
@@ -84,9 +87,9 @@ class OutputText:
             return text, False
         return self._stop.feed(text)
 
-    def _delta(self, text: str, finish_reason: FinishReason | None) -> Delta:
+    def _delta(self, text: str, finish_reason: FinishReason | None, stop_token: int | None = None) -> Delta:
         self.finish_reason = finish_reason
         logprobs = self._logprobs if self._params.logprobs is not None else None
-        delta = Delta(text, self._tokens, logprobs, self._offsets, finish_reason)
+        delta = Delta(text, self._tokens, logprobs, self._offsets, finish_reason, stop_token)
         self._tokens, self._logprobs, self._offsets = [], [], []
         return delta

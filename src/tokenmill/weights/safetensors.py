@@ -96,9 +96,9 @@ def _read_shards(folder: Path) -> dict[str, RawTensor]:
     return tensors
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """The tensors of one file, and what it says of itself. Raises `ModelFileError`."""
-    file = MappedFile(path)
+def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, RawTensor], dict[str, str]]:
+    """The tensors of one file, and what it says of itself. Raises `ModelFileError`, which ends with `remedy`."""
+    file = MappedFile(path, remedy)
     header, data = _read_header(file)
     try:
         said = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
@@ -153,7 +153,7 @@ def _read_tensor(file: MappedFile, name: str, raw: object, data: int) -> tuple[R
     except msgspec.ValidationError as error:
         raise file.fault(field, raw, f"an object of dtype, shape and data_offsets ({error})") from None
     if entry.dtype not in _DTYPES:
-        raise ModelFileError(f"{file.path}: dtype of {field} is {entry.dtype!r}, supported are {', '.join(_DTYPES)}: use another file")
+        raise file.error(f"dtype of {field} is {entry.dtype!r}, supported are {', '.join(_DTYPES)}", "use another file")
     if len(entry.shape) > _MAX_DIMS or not all(1 <= extent < 1 << 40 for extent in entry.shape):
         raise file.fault(f"shape of {field}", entry.shape, f"at most {_MAX_DIMS} extents between 1 and 2^40")
     begin, end = entry.data_offsets

@@ -27,6 +27,19 @@ def words(text: str) -> int:
     return len(text.split())
 
 
+def test_questions_of_which_something_was_given_up_are_counted() -> None:
+    found = [Result("sparse", Sample(length, 10, "", "", "1"), True, length > 1024) for length in (1024, 2048, 2048)]
+    rows = needle_rows([*(Result("bf16", result.sample, True) for result in found), *found], [10])
+    assert [(row["variant"], row["length"], row["sparsified"]) for row in rows] == [
+        ("bf16", 1024, 0),
+        ("bf16", 2048, 0),
+        ("bf16", "all", 0),
+        ("sparse", 1024, 0),
+        ("sparse", 2048, 2),
+        ("sparse", "all", 2),
+    ]
+
+
 @pytest.fixture
 def haystack() -> Haystack:
     return Haystack(TEXT, words)

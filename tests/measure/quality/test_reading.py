@@ -91,6 +91,16 @@ def test_a_variant_that_computes_something_else_is_seen(
     assert np.concatenate([block.same for block in tracks[1].blocks]).mean() < 0.5
 
 
+def test_windows_of_which_something_was_given_up_are_counted(path: Path, loaded: Loaded) -> None:
+    """A budget of 192 positions is nearly used by 168 of them."""
+    budget = {"kv_cache_config": {"per_request_budget_gb": 192 * build_engine(config(path), loaded).info.kv_bytes_per_token / 2**30}}
+    sparse = {"attention_config": {"sparse_attention": {"enabled": True, "strategy": "topk_positions"}}}
+    tracks: list[Track] = []
+    list(read_beside({"bf16": config(path), "sparse": config(path, **budget, **sparse)}, loaded, {"t": [TEXT, TEXT[:100], TEXT]}, tracks))
+    assert [(track.variant, track.sparsified) for track in tracks] == [("bf16", 0), ("sparse", 2)]
+    assert max(block.kl.max() for block in tracks[1].blocks) > 0
+
+
 def test_a_text_that_the_engine_gives_up_is_an_error(path: Path, loaded: Loaded) -> None:
     reader = Reader(config(path, chunk_size=16), loaded)
     reader.begin(TEXT)

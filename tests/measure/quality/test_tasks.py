@@ -73,6 +73,14 @@ def test_answers_stand_beside_the_references(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_answers_of_which_something_was_given_up_are_counted() -> None:
+    tasks = [Task("sum", "", 1, ("1",)), Task("open", "", 1), Task("open", "", 1)]
+    sparse = [Answer("sparse", task, "1", (1,), task.kind == "open") for task in tasks]
+    rows = tasks_rows([*answers("bf16", ["1", "1", "1"], tasks), *sparse], None)
+    counts = {(row["kind"], row["variant"]): row["sparsified"] for row in rows}
+    assert counts == {("sum", "bf16"): 0, ("sum", "sparse"): 0, ("open", "bf16"): 0, ("open", "sparse"): 2}
+
+
 def test_without_an_embedding_model_similarity_is_left_out() -> None:
     tasks = [Task("open", "", 1), Task("open", "", 1)]
     rows = tasks_rows(answers("bf16", ["a", "b"], tasks) + answers("int4/int4", ["a", "c"], tasks), None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_spelling import Format
 from tokenmill.measure.quality.variants import REFERENCE, parse_variants
@@ -53,6 +54,17 @@ def test_every_format_is_tried_at_every_level_once_and_the_reference_is_first() 
     assert variants[0] == REFERENCE
 
 
+def test_a_level_may_begin_at_another_share_of_the_budget() -> None:
+    plain, early = parse_variants([], ["topk_positions:0.5", "topk_positions:0.5@0.25"], 64)[1:]
+    assert [v.name for v in (plain, early)] == ["bf16 topk_positions:0.5 of 64 MB", "bf16 topk_positions:0.5@0.25 of 64 MB"]
+    assert [
+        EngineConfig.from_settings(model="", **v.settings).attention_config.sparse_attention.trigger_threshold for v in (plain, early)
+    ] == [
+        0.9,
+        0.25,
+    ]
+
+
 @pytest.mark.parametrize(
     ("sparse", "budget", "message"),
     [
@@ -60,6 +72,12 @@ def test_every_format_is_tried_at_every_level_once_and_the_reference_is_first() 
         ([], 64.0, "--budget-mb has no part without --sparse"),
         (["topk_heads"], 64.0, "--sparse is 'topk_heads'"),
         (["topk_heads:much"], 64.0, "--sparse is 'topk_heads:much'"),
+        (["none:0.7"], 64.0, "--sparse is 'none:0.7'"),
+        (["topk_heads:0.7@"], 64.0, "--sparse is 'topk_heads:0.7@'"),
+        (["topk_heads:0.7@0"], 64.0, "--sparse is 'topk_heads:0.7@0'"),
+        (["topk_heads:0.7@1.1"], 64.0, "--sparse is 'topk_heads:0.7@1.1'"),
+        (["topk_heads:0.7@nan"], 64.0, "--sparse is 'topk_heads:0.7@nan'"),
+        (["topk_heads@0.7"], 64.0, "--sparse is 'topk_heads@0.7'"),
         (["topk_heads:0.7"], 0.0, "--budget-mb is 0"),
     ],
 )

@@ -8,9 +8,10 @@ import typer
 
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
-from tokenmill.cli.options import Cpus, Threads
-from tokenmill.core.errors import ConfigError
-from tokenmill.kernels.layout import KVFormat
+from tokenmill.cli.options import KV, Cpus, Kv, Threads
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.kv_spelling import Format, kv_settings
+from tokenmill.engine.cache import kv_format
 from tokenmill.kernels.native import Pool
 from tokenmill.measure.kernels import ROWS, OpTimer, attention_table, chart, input_table, linear_table
 from tokenmill.measure.op_programs import LinearKind, ModelOps, ops_of, reference_ops
@@ -23,7 +24,7 @@ def command(
     model: Annotated[str | None, typer.Argument(help="Whose shapes and weight forms; default: SmolLM2-135M's shapes in each form.")] = None,
     forms: Annotated[str | None, typer.Option(help="Without MODEL: weight forms, such as Q4_1,F16; default: all quantised ones.")] = None,
     rows: Annotated[str, typer.Option(help="Numbers of rows (M) of the linear ops.")] = ",".join(map(str, ROWS)),
-    kv: Annotated[str, typer.Option(help="KV format of attention: bf16, int8, int4, or two such as int8/int4.")] = "bf16",
+    kv: Kv = KV,
     threads: Threads = 0,
     cpus: Cpus = None,
     seed: options.Seed = 0,
@@ -42,10 +43,7 @@ def command(
         ops = _of_model(model)
     else:
         ops = _of_forms([check_form(form, "--forms") for form in forms.split(",")] if forms else list(QUANTISED))
-    try:
-        kv_format = KVFormat.parse(kv)
-    except ValueError as error:
-        raise ConfigError(f"--kv: {error}", param="--kv") from None
+    cache = EngineConfig.from_settings(model="", **kv_settings(Format.parse(kv), None, None)).kv_cache_config
     pool = Pool(threads, cpus=cpus)
     report = Report.begin("kernels", command_line(), {"rows": counts, "kv": kv, "seed": seed})
     report.model, report.kernels, report.threads, report.cpus = model, pool.variant, pool.threads, pool.cpus
@@ -53,7 +51,7 @@ def command(
     with output.of(report, lambda: [linear, inputs, attention], lambda: [chart(linear, report.ceilings)]):
         options.note("measuring the machine")
         report.ceilings = ceilings = measure_ceilings(pool)
-        timer = OpTimer(pool, ceilings, seed, kv_format)
+        timer = OpTimer(pool, ceilings, seed, kv_format(cache.compression, ops.shape.head_dim))
         for kind, per_pass in ops.linear.items():
             options.note(f"measuring {kind.name} {kind.form}")
             linear.rows.extend(timer.linear(kind, per_pass, counts))

@@ -11,7 +11,7 @@ from tokenmill.cli.bench.options import Json, Plot, Seed, note, numbers
 from tokenmill.cli.bench.output import Output
 from tokenmill.cli.eval import options
 from tokenmill.cli.options import Cpus, Model, Template, Threads
-from tokenmill.llm import LLM
+from tokenmill.llm import LLM, Usage
 from tokenmill.measure.quality.answers import TOGETHER, answers
 from tokenmill.measure.quality.needle import (
     ANSWER_TOKENS,
@@ -67,16 +67,23 @@ def command(
         tokenizer = load_tokenizer(path)
         haystack = Haystack(text, lambda part: len(tokenizer.encode(part, add_special=False, parse_special=False)))
         samples = draw_samples(haystack, sizes, places, each, seed)
+        longest = sizes[-1] + ANSWER_TOKENS
+        options.check_budget(variants, path, sizes[-1] // 2, longest)
         for variant in variants:
-            settings = options.engine_settings(variant, threads, cpus, sizes[-1] + ANSWER_TOKENS, TOGETHER)
-            with LLM(path, chat_template=chat_template, **settings) as llm:
+            settings = options.engine_settings(variant, threads, cpus, longest, TOGETHER)
+            with LLM(path, chat_template=chat_template, **settings) as llm, options.within_budget(variant, path, longest):
                 options.describe(report, llm)
-                _ask(llm, variant.name, samples, [sample.prompt for sample in samples], results)
+                usages = _ask(llm, variant.name, samples, [sample.prompt for sample in samples], results)
+                options.note_useless(variant, path, usages)
                 if blind and variant == REFERENCE:
                     _ask(llm, f"{variant.name}, needle left out", samples, [sample.blind for sample in samples], results)
 
 
-def _ask(llm: LLM, name: str, samples: Sequence[Sample], prompts: Sequence[str], results: list[Result]) -> None:
+def _ask(llm: LLM, name: str, samples: Sequence[Sample], prompts: Sequence[str], results: list[Result]) -> list[Usage]:
     note(f"{name}: {len(prompts)} questions")
+    usages = list[Usage]()
     for sample, answer in zip(samples, answers(llm, prompts, [ANSWER_TOKENS] * len(prompts)), strict=True):
-        results.append(Result(name, sample, sample.is_answered_by(answer.text)))
+        sparsified = answer.usage.kv.sparsified_from is not None
+        results.append(Result(name, sample, sample.is_answered_by(answer.outputs[0].text), sparsified))
+        usages.append(answer.usage)
+    return usages

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenmill.cli.bench.options import note
-from tokenmill.cli.eval.options import engine_settings
+from tokenmill.cli.eval.options import check_budget, engine_settings
 from tokenmill.core.config import EngineConfig
 from tokenmill.engine.loading import load_model
 from tokenmill.measure.quality.likelihood import Track
@@ -31,6 +31,7 @@ def read_texts(
 ) -> None:
     """Fill `tracks`. Raises `ConfigError` for a text that is too short or a window longer than the model's context."""
     path = resolve(model)
+    check_budget(variants, path, window, window)
     windows = _cut_texts(path, texts, tokens, window)
     settings = {v.name: engine_settings(v, threads, cpus, length=window + 1, sequences=1) for v in variants}
     configs = {name: EngineConfig.from_settings(model=str(path), chunk_size=ROWS, **own) for name, own in settings.items()}

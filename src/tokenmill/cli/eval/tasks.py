@@ -8,7 +8,7 @@ from tokenmill.cli.bench.options import Json, Plot, Seed, note
 from tokenmill.cli.bench.output import Output
 from tokenmill.cli.eval import options
 from tokenmill.cli.options import Cpus, Model, Template, Threads
-from tokenmill.llm import LLM
+from tokenmill.llm import LLM, Usage
 from tokenmill.measure.quality.answers import TOGETHER, answers
 from tokenmill.measure.quality.prompts import all_tasks
 from tokenmill.measure.quality.similarity import find_similarity
@@ -51,10 +51,16 @@ def command(
 
     with output.of(report, finished, lambda: tasks_pictures(table)):
         path, tasks = resolve(model), all_tasks(seed)
+        options.check_budget(variants, path, 1, LENGTH)
         for variant in variants:
             note(f"{variant.name}: {len(tasks)} prompts")
-            with LLM(path, chat_template=chat_template, **options.engine_settings(variant, threads, cpus, LENGTH, TOGETHER)) as llm:
+            settings = options.engine_settings(variant, threads, cpus, LENGTH, TOGETHER)
+            with LLM(path, chat_template=chat_template, **settings) as llm, options.within_budget(variant, path, LENGTH):
                 options.describe(report, llm)
                 found = answers(llm, [task.prompt for task in tasks], [task.max_tokens for task in tasks])
+                usages = list[Usage]()
                 for task, answer in zip(tasks, found, strict=True):
-                    given.append(Answer(variant.name, task, answer.text, tuple(answer.token_ids)))
+                    said, sparsified = answer.outputs[0], answer.usage.kv.sparsified_from is not None
+                    given.append(Answer(variant.name, task, said.text, tuple(said.token_ids), sparsified))
+                    usages.append(answer.usage)
+                options.note_useless(variant, path, usages)

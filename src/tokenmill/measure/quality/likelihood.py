@@ -58,12 +58,13 @@ def compare(reference: F32, variant: F32, targets: Sequence[int], first: int) ->
 
 @dataclass
 class Track:
-    """All that is known of one variant on one text. kv_bytes: of KV per token."""
+    """All that is known of one variant on one text. kv_bytes: of KV per token. sparsified: windows of which something was given up."""
 
     text: str
     variant: str
     kv_bytes: int
     blocks: list[Block] = field(default_factory=list)
+    sparsified: int = 0
 
     @property
     def tokens(self) -> int:
@@ -96,6 +97,7 @@ def perplexity_table() -> Table:
         Column("variant", "KV"),
         Column("kv_bytes", "bytes/token"),
         Column("tokens", "tokens"),
+        Column("sparsified", "sparsified"),
         Column("nll", "nats", 1, 4),
         Column("nll_difference", "diff", 1, 5),
         Column("perplexity", "perplexity", 1, 4),
@@ -112,6 +114,7 @@ def agreement_table() -> Table:
         Column("variant", "KV"),
         Column("kv_bytes", "bytes/token"),
         Column("tokens", "tokens"),
+        Column("sparsified", "sparsified"),
         Column("kl", "KL nats", 1, 6),
         Column("kl_low", "from", 1, 6),
         Column("kl_high", "to", 1, 6),
@@ -160,7 +163,9 @@ def _agreement_row(track: Track, blocks: Sequence[Block]) -> Row:
 
 
 def _head(track: Track, blocks: Sequence[Block]) -> Row:
-    return {"text": track.text, "variant": track.variant, "kv_bytes": track.kv_bytes, "tokens": sum(len(block.nll) for block in blocks)}
+    tokens = sum(len(block.nll) for block in blocks)
+    head: Row = {"text": track.text, "variant": track.variant, "kv_bytes": track.kv_bytes}
+    return head | {"tokens": tokens, "sparsified": track.sparsified}
 
 
 def _unless_reference(track: Track, values: Sequence[float | None]) -> list[Value]:
@@ -175,8 +180,10 @@ def _with_totals(tracks: Sequence[Track]) -> list[tuple[Track, list[Block]]]:
     rows = [(track, track.blocks) for track in begun]
     if len({track.text for track in begun}) < 2:
         return rows
-    sizes = {track.variant: track.kv_bytes for track in begun}
-    return rows + [(Track(ALL, name, sizes[name]), blocks) for name, blocks in _by_variant(begun).items()]
+    totals: dict[str, Track] = {}
+    for track in begun:
+        totals.setdefault(track.variant, Track(ALL, track.variant, track.kv_bytes)).sparsified += track.sparsified
+    return rows + [(totals[name], blocks) for name, blocks in _by_variant(begun).items()]
 
 
 def _by_variant(tracks: Sequence[Track]) -> dict[str, list[Block]]:

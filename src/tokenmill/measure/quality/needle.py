@@ -110,6 +110,7 @@ class Result:
     variant: str
     sample: Sample
     right: bool
+    sparsified: bool = False
 
 
 def needle_table(depths: Sequence[int]) -> Table:
@@ -117,6 +118,7 @@ def needle_table(depths: Sequence[int]) -> Table:
         Column("variant", "KV"),
         Column("length", "length"),
         Column("questions", "questions"),
+        Column("sparsified", "sparsified"),
         *(Column(f"depth_{depth}", f"at {depth}%", 1, 2) for depth in depths),
         Column("score", "score", 1, 3),
         Column("difference", "diff", 1, 3),
@@ -139,7 +141,7 @@ def needle_rows(results: Sequence[Result], depths: Sequence[int]) -> list[Row]:
                 reference[length] = score
             by_depth = {f"depth_{depth}": _share([r for r in group if r.sample.depth == depth]) for depth in depths}
             difference = None if variant == REFERENCE.name else score - reference[length]
-            head: Row = {"variant": variant, "length": length, "questions": len(group)}
+            head: Row = {"variant": variant, "length": length, "questions": len(group), "sparsified": sum(r.sparsified for r in group)}
             rows.append(head | by_depth | {"score": score, "difference": difference})
     return rows
 

@@ -57,6 +57,7 @@ class Reader:
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._sampler = KeepingSampler(loaded.pool)
         self._engine = build_engine(config, loaded, self._sampler)
+        self._sparsified = False
         self.info = self._engine.info
 
     def begin(self, tokens: list[int]) -> None:
@@ -75,10 +76,12 @@ class Reader:
             self._step()
         return self._sampler.take(count)
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Whether some of the text's keys and values were given up."""
         while self._engine.has_work:
             self._step()
         assert self._sampler.kept == 0, "rows of a text were left over"
+        return self._sparsified
 
     def close(self) -> None:
         self._engine.close()
@@ -86,7 +89,8 @@ class Reader:
     def _step(self) -> None:
         """One whole step: `Engine.step` would leave the next one in flight."""
         self._engine.start_step()
-        self._engine.finish_step()
+        for output in self._engine.finish_step():
+            self._sparsified = output.sparsified_from is not None
 
 
 def read_beside(
@@ -115,5 +119,5 @@ def _read_window(tokens: list[int], readers: Sequence[Reader], tracks: Sequence[
         for reader, track in zip(readers, tracks, strict=True):
             variant = reference if reader is readers[0] else log_softmax(reader.take(len(targets)))
             track.blocks.append(compare(reference, variant, targets, first))
-    for reader in readers:
-        reader.end()
+    for reader, track in zip(readers, tracks, strict=True):
+        track.sparsified += reader.end()

@@ -25,6 +25,7 @@ class Answer:
     task: Task
     text: str
     tokens: tuple[int, ...]
+    sparsified: bool = False
 
 
 def tasks_table() -> Table:
@@ -32,6 +33,7 @@ def tasks_table() -> Table:
         Column("kind", "kind"),
         Column("variant", "KV"),
         Column("prompts", "prompts"),
+        Column("sparsified", "sparsified"),
         Column("score", "score", 1, 3),
         Column("difference", "diff", 1, 3),
         Column("same", "same", 1, 3),
@@ -73,7 +75,7 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> float:
 
 def _row(kind: str, name: str, group: Sequence[Answer], base: Sequence[Answer], similarity: Similarity | None) -> Row:
     score, reference = _mean_score(group), _mean_score(base)
-    row: Row = {"kind": kind, "variant": name, "prompts": len(group), "score": score}
+    row: Row = {"kind": kind, "variant": name, "prompts": len(group), "sparsified": sum(a.sparsified for a in group), "score": score}
     if name == REFERENCE.name:
         return row | dict.fromkeys(("difference", "same", "prefix", "similarity", "similarity_least"))
     row["difference"] = None if score is None or reference is None else score - reference

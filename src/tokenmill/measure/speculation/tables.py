@@ -17,6 +17,9 @@ WORTH = 0.05
 ROWS = 16
 """Of the table of costs."""
 
+MATTERS = 0.02
+"""Of a step: a proposer that takes longer for a token has a curve of its own."""
+
 CURVE = [share / 50 for share in range(51)]
 
 
@@ -111,7 +114,7 @@ def _chart(cases: Sequence[Case], table: Table, most: int) -> Chart:
     for method in (method for method in cases[0].turns if method != PLAIN):
         turns = [turn for case in cases for turn in case.turns[method]]
         token_seconds = _token_seconds(turns, streams, costs)
-        if method not in ("ngram", "suffix"):
+        if token_seconds > MATTERS * costs.seconds(streams):
             values = [speedup(rate, streams, most, costs, token_seconds) for rate in CURVE]
             lines.append(Line(f"theory, {method}", CURVE, values, dashed=True))
         rows = [row for row in table.rows if (row["streams"], row["method"]) == (streams, method) and row["acceptance"] is not None]
