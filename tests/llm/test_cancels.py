@@ -30,8 +30,8 @@ async def last(stream: AsyncIterator[RequestOutput]) -> list[int]:
 async def test_thousands_of_cancels(smollm2_path: Path, level: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before their first step, in the midst of their prompt, behind a point of their budget, while they decode.
 
-    One that stays is in the midst of its answer when each crowd comes, and last in order: it loses its frames to the crowd, by
-    whose first it can not be held together.
+    One that stays is in the midst of its answer when each crowd comes, and last in order. It loses its frames to a crowd whose largest
+    has no room beside it, unless both begin alike.
     """
     monkeypatch.setenv("TOKENMILL_CHECK", "1")
     cache = kv_settings(Format.parse("int8/int4"), None if level is None else Sparsity.parse(level), None)

@@ -16,9 +16,12 @@ from tokenmill.measure.plot import draw
 from tokenmill.measure.report import Row
 from tokenmill.measure.speculation.limits import limit_rows
 from tokenmill.measure.speculation.prompts import MOST, WORKLOADS, parse_workloads
-from tokenmill.measure.speculation.runs import Case, Method, Step, Turn, Verified, WatchedCosts, measure_case
+from tokenmill.measure.speculation.runs import Case, FreeRows, Method, Step, Turn, Verified, measure_case
 from tokenmill.measure.speculation.tables import case_rows, charts, position_rows, speculation_table
 from tokenmill.measure.speculation.theory import Costs, allowed, predicted, speedup
+from tokenmill.speculate.costs import StepCosts
+from tokenmill.speculate.lengths import choose_lengths
+from tokenmill.speculate.speculator import MARGIN
 
 FLAT = Costs(0.0, (1, 100), (1.0, 1.0))
 PROPORTIONAL = Costs(0.0, (1, 100), (1.0, 100.0))
@@ -35,14 +38,14 @@ def turn(*groups: Sequence[Step]) -> Turn:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_prompts_of_a_workload_differ_and_are_always_the_same(workload: str) -> None:
-    prompts = [WORKLOADS[workload](number) for number in range(MOST)]
+    prompts = [WORKLOADS[workload].prompt(number) for number in range(MOST)]
     assert len(set(prompts)) == MOST
-    assert prompts == [WORKLOADS[workload](number) for number in range(MOST)]
+    assert prompts == [WORKLOADS[workload].prompt(number) for number in range(MOST)]
 
 
 def test_a_file_to_edit_has_the_name_that_is_to_be_changed() -> None:
     for number in range(MOST):
-        file, _, asked = WORKLOADS["edit"](number).rpartition("```")
+        file, _, asked = WORKLOADS["edit"].prompt(number).rpartition("```")
         name = asked.split("`")[1]
         assert file.count(name) >= 1
         assert f"{name}_renamed" in asked
@@ -122,7 +125,9 @@ def test_rows_of_a_case_are_medians_over_rounds() -> None:
     assert (suffix["drafts"], suffix["drafted"], suffix["accepted"], suffix["acceptance"]) == (6, 24, 24, 1.0)
     assert suffix["per_verified_step"] == 5
     assert suffix["tokens"] == 10
-    assert [(row["position"], row["drafted"], row["accepted"]) for row in position_rows(made_up())] == [(at, 6, 6) for at in range(4)]
+    (positions,) = position_rows(made_up())
+    assert (positions["method"], positions["drafts"]) == ("suffix", 6)
+    assert [positions.get(str(at)) for at in range(6)] == [None, 1, 1, 1, 1, None]
 
 
 def test_the_chart_has_a_point_of_each_workload(tmp_path: Path) -> None:
@@ -167,17 +172,17 @@ def request(tokens: Sequence[int], length: int) -> Generate:
     return Generate(request_id="0", prompt=list(tokens), params=SamplingParams(temperature=0, seed=0, max_tokens=length))
 
 
-def test_while_costs_are_flat_drafts_are_as_long_as_they_can_be() -> None:
-    costs = WatchedCosts()
-    costs.observe(1, 1.0)
-    costs.observe(8, 8.0)
-    with costs.flattened(4):
-        assert costs.seconds(1) == costs.seconds(100) == 4
-        assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [2, 0]
-        assert costs.odds == [(0.1, 0.1), ()]
-    assert costs.seconds(8) == 8
-    assert costs.choose([(0.1, 0.1), ()], 2, 0.02) == [0, 0]
-    assert costs.odds == [(), ()]
+def test_rows_that_cost_nothing_have_drafts_as_long_as_they_can_be_while_real_costs_are_learned() -> None:
+    known = StepCosts()
+    free = FreeRows(known, 18)
+    assert not free.known
+    free.observe(1, 1.0)
+    free.observe(8, 8.0)
+    assert (known.seconds(1), known.seconds(8)) == (1, 8)
+    assert free.seconds(1) == free.seconds(100) > known.seconds(18)
+    unlikely = [(0.1, 0.1), (), (0.03,)]
+    assert choose_lengths(unlikely, 3, known.seconds, MARGIN) == [0, 0, 0]
+    assert choose_lengths(unlikely, 3, free.seconds, MARGIN) == [2, 0, 1]
 
 
 def test_a_method_that_changes_an_answer_is_an_error(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

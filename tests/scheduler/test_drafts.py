@@ -85,6 +85,15 @@ def test_nobody_is_preempted_for_a_draft() -> None:
     assert s.n_preemptions == 0
 
 
+def test_what_is_lent_to_a_sequence_that_ends_is_forgotten_with_it() -> None:
+    s = scheduler(16)
+    a = add(s, "a", 9)
+    run(s)
+    assert s.lend(a, 12) == 12
+    s.abort("a")
+    assert (s.kv.n_held, s._lent) == (0, {})
+
+
 def test_prompts_come_before_drafts() -> None:
     s = scheduler(64, chunk=16)
     a = add(s, "a", 4)

@@ -121,30 +121,30 @@ inline void emit(F* y, int rows, const Out& o, const Target& target, int row, in
     for (int r = 0; r < rows; ++r) store_upto(to + r * target.step, y[r], left);
 }
 
-// Bytes. Much nearer, a line is often still under way when it is needed, which is slower than not fetching it.
-constexpr int kFetchAhead = 6144;
+// Memory to be fetched during a chain: some lines for each block.
+struct Ahead {
+    const uint8_t* from;
+    int lines;
+    bool near;             // into the first cache level; else into the second
+    void next() {
+        if (near) for (int line = 0; line < lines; ++line, from += 64) __builtin_prefetch(from);
+        else for (int line = 0; line < lines; ++line, from += 64) __builtin_prefetch(from, 0, 2);
+    }
+};
 
-// Fetches the next lines from `ahead` on into the second cache level, unless it is null.
-template <int lines> inline void fetch_lines(const uint8_t*& ahead) {
-    if (!ahead) return;
-    UNROLL for (int line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-}
-
-// The chain over blocks for R rows of a tile, from row `first` on, times one panel. Meanwhile as many bytes from `ahead` on as the panel has are
-// fetched.
-template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
+// The chain over blocks for R rows of a tile, from row `first` on, times one panel.
+template <Form form, int R> [[gnu::noinline]] void chain_rows(const uint8_t* unit, const QuantTile& tile, int first, Ahead ahead, F* result) {
     constexpr FormTraits t = traits(form);
     const int n = kChainRows == kFewRows ? R : tile.n, blocks = tile.cols / 32;
     RowsOfTile a{n, reinterpret_cast<const int8_t*>(tile.records) + 32 * first, reinterpret_cast<const float*>(tile.records + 32 * n) + first};
     F acc[R], scale[t.unit][2];
     UNROLL for (int r = 0; r < R; ++r) acc[r] = f_set(0.0f);
     for (int b = 0; b < blocks; b += t.unit, unit += t.unit_bytes()) {
-        fetch_lines<t.scale_bytes / 64>(ahead);
         UNROLL for (int i = 0; i < t.unit; ++i) scales_of<form>(unit, i, scale[i]);
         const int here = blocks - b < t.unit ? blocks - b : t.unit;
         for (int i = 0; i < here; ++i, a.next()) {
             const uint8_t* planes = unit + t.scale_bytes + size_t(i) * t.vectors * 64;
-            fetch_lines<t.vectors>(ahead);
+            ahead.next();
             add_block<form, R>(acc, planes, scale[i], a);
         }
     }
@@ -163,8 +163,8 @@ template <int R> void outlier_rows(const QuantTile& tile, int first, const Linea
 }
 
 // Rows of the tile from `first` on: kChainRows at a time, then what is left.
-template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, const uint8_t* ahead, F* result) {
-    for (; tile.n - first >= R; first += R, ahead = nullptr) chain_rows<form, R>(panel, tile, first, ahead, result);
+template <Form form, int R> inline void chain(const uint8_t* panel, const QuantTile& tile, int first, Ahead ahead, F* result) {
+    for (; tile.n - first >= R; first += R, ahead = {}) chain_rows<form, R>(panel, tile, first, ahead, result);
     if constexpr (R > 1) if (first < tile.n) chain<form, R - 1>(panel, tile, first, ahead, result);
 }
 
@@ -218,11 +218,24 @@ template <Form form> [[gnu::noinline]] void fill_columns(const uint8_t* panel, c
     }
 }
 
-// What is fetched while a panel meets tile t: with the first tile the weights' own stream, with others what attention reads next. For one or two
-// rows the processor fetches the stream best by itself.
-inline const uint8_t* ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
-    if (t > 0) return fetch.source(panel * w.panel_bytes(), t - 1);
-    return x.rows > 2 ? w.panel(panel) + kFetchAhead : nullptr;
+// Bytes. Much nearer, a line is often still under way when it is needed, which is slower than not fetching it.
+constexpr int kFetchAhead = 6144;
+
+// What is fetched while tile t is computed. One or two tiles wait for memory or nearly so: with the first goes the weights' own stream. More leave
+// memory time: with the last few goes the next panel, spread so that memory keeps up. With the others goes what attention reads next. For one or two
+// rows the processor does it best by itself.
+inline Ahead ahead_of(const Weight& w, int panel, int t, const QuantRows& x, const Fetch& fetch) {
+    if (x.rows <= 2) return {};
+    const int tiles = x.tiles(), blocks = w.cols / 32, lines = int(w.panel_bytes() / blocks + 63) / 64;
+    const bool own = tiles <= 2;
+    if (own && t == 0) return {w.panel(panel) + kFetchAhead, lines, false};
+    const int most = own ? 0 : fetch.count ? (tiles + 1) / 2 : tiles, parts = most < 3 ? most : 3, part = t - (tiles - parts);
+    if (part < 0) {
+        const uint8_t* source = fetch.source(panel * w.panel_bytes(), own ? t - 1 : t);
+        return {source, source ? lines : 0, true};
+    }
+    const int each = (lines + parts - 1) / parts, before = part * each;
+    return {w.panel(panel + 1) + size_t(64) * blocks * before, lines - before < each ? lines - before : each, true};
 }
 
 template <Form form> void linear_form(const Weight& w, int panel, int end, const QuantRows& x, const Out& out, const Fetch& fetch, LinearScratch& scratch) {

@@ -115,7 +115,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """What one sequence could have in the KV pool, were the model's context long enough. Where all layers have windows, so that there is
     no end to that: positions that all layers can have at a time."""
     kv_bytes: int
-    """Of the KV pool."""
+    """Of the KV pool, a draft model's included."""
     kv_bytes_per_token: int
     """Of one position in all layers and KV heads."""
     kv_format: str

@@ -26,19 +26,16 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler
-from tokenmill.speculate.costs import StepCosts
 
 CHECK_VARIABLE = "TOKENMILL_CHECK"
 """Environment variable: 1 checks every frame's owner whenever an engine is idle (slow; tests set it)."""
 
 
-def build_engine(
-    config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None, costs: StepCosts | None = None
-) -> Engine:
+def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sampler | None = None) -> Engine:
     """Load the model and reserve its memory. Raises `ModelFileError`, `ConfigError` or `KernelError`.
 
     loaded: the model if it is in memory already; of several engines that share it one can be in a step at a time. sampler: who
-    turns logits into tokens; a measurement gives one that keeps them. costs: of steps, by which drafts are given; a measurement reads them.
+    turns logits into tokens; a measurement gives one that keeps them.
     """
     started = time.monotonic()
     loaded = loaded or load_model(config)
@@ -65,14 +62,14 @@ def build_engine(
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
     sampler = sampler or Sampler(pool)
-    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS, costs)
+    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
     info = EngineInfo(
         model=config.name,
         architecture=model.config.architecture,
         vocab_size=model.config.vocab,
         max_model_len=capacity.max_model_len,
         kv_tokens=capacity.n_tokens,
-        kv_bytes=capacity.n_frames * frame_bytes,
+        kv_bytes=capacity.n_frames * pool_bytes,
         kv_bytes_per_token=frame_bytes * len(groups) // FRAME,
         kv_format=str(layout.format),
         kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,

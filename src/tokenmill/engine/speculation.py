@@ -16,7 +16,6 @@ from tokenmill.kv.groups import Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.speculate.combined import Combined
-from tokenmill.speculate.costs import StepCosts
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.ngram import NGramProposer
 from tokenmill.speculate.proposer import Proposer
@@ -32,11 +31,13 @@ DRAFT_ROWS = 256
 
 
 class Drafter(NamedTuple):
-    """A draft model in memory. frame_bytes: of its keys and values, beside a frame of the target's."""
+    """A draft model in memory. frame_bytes: of its keys and values, beside a frame of the target's. share: of the target's weights that
+    its own are, by bytes."""
 
     loaded: Loaded
     layout: KVLayout
     frame_bytes: int
+    share: float
 
 
 def load_drafter(config: EngineConfig, target: Loaded) -> Drafter | None:
@@ -52,18 +53,17 @@ def load_drafter(config: EngineConfig, target: Loaded) -> Drafter | None:
     if loaded.model.config.vocab != target.model.config.vocab:
         raise _other_vocabulary(path, f"{loaded.model.config.vocab} logits instead of {target.model.config.vocab}")
     layout = draft_layout(config, loaded.model.program, lambda: find_calibration(path, loaded))
-    return Drafter(loaded, layout, layout.frame_bytes(loaded.model.program.shape.head_dim))
+    share = loaded.model.weight_bytes / target.model.weight_bytes
+    return Drafter(loaded, layout, layout.frame_bytes(loaded.model.program.shape.head_dim), share)
 
 
-def build_speculator(
-    config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int, costs: StepCosts | None
-) -> Speculator | None:
-    """None if nobody is to draft. outputs: rows of logits at a time. costs: None begins with nothing known."""
+def build_speculator(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Speculator | None:
+    """None if nobody is to draft. outputs: rows of logits at a time."""
     chosen = config.speculative_config
     if chosen.chosen == "none":
         return None
     proposer = _proposer(config, drafter, kv, sampler, outputs)
-    return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection", costs)
+    return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection")
 
 
 def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Proposer:
@@ -85,7 +85,7 @@ def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, samp
         layout=drafter.layout,
     )
     keeping = [number for number, group in enumerate(kv.groups) if isinstance(group.retention, Whole)]
-    drafting = DraftModel(tape, kv, sampler, keeping[0] if keeping else 0, DRAFT_ROWS, most, chosen.verify == "rejection")
+    drafting = DraftModel(tape, kv, sampler, keeping[0] if keeping else 0, DRAFT_ROWS, most, drafter.share, chosen.verify == "rejection")
     return Combined(SuffixProposer(EARLIER_TOKENS), drafting) if chosen.chosen == "combined" else drafting
 
 

@@ -34,8 +34,7 @@ class Column:
 
 @dataclass
 class Table:
-    """name: its key in the JSON. Rows hold plain SI units: seconds, bytes, operations, and rates of them per second. Without columns it is
-    for programs alone."""
+    """name: its key in the JSON. Rows hold plain SI units: seconds, bytes, operations, and rates of them per second."""
 
     name: str
     title: str

@@ -143,10 +143,10 @@ class Scheduler:
         Sequences that ended since `schedule` are passed over. One that is `over_budget` now is to be finished.
         """
         for sequence, start, n_tokens, samples, _, weighs, _ in step:
-            sequence.draft = ()
-            covered = self._lent.pop(sequence, None)
             if not sequence.running:
                 continue
+            sequence.draft = ()
+            covered = self._lent.pop(sequence, None)
             assert sequence.computed == start, f"{sequence.id} has {sequence.computed} computed tokens, its work starts at {start}"
             new = sampled[sequence] if samples else ()
             sequence.token_ids.extend(new)
@@ -188,15 +188,15 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._lent.pop(sequence, None)
         sequence.running = False
         self.kv.release(sequence.id)
 
     def _take_back(self) -> None:
         """Nobody is preempted for a draft."""
         for sequence, covered in self._lent.items():
-            if sequence.running:
-                sequence.draft = ()
-                self.kv.truncate(sequence.id, covered)
+            sequence.draft = ()
+            self.kv.truncate(sequence.id, covered)
         self._lent.clear()
 
     def _reserve(self, wishes: list[Reservation]) -> None:

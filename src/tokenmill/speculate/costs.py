@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-
-from tokenmill.speculate.lengths import choose_lengths
 
 SLOPE = 0.2
 """A row more, in units of a step of one row, where nothing is measured yet."""
@@ -14,7 +11,7 @@ WEIGHT = 1 / 8
 """Of a new measurement against what is known."""
 
 OUTLIER = 2.0
-"""A step that took so many times what is known was disturbed, and counts as this many times."""
+"""What took so many times what is known was disturbed, and counts as this many times."""
 
 
 class StepCosts:
@@ -30,12 +27,9 @@ class StepCosts:
         return bool(self._rows)
 
     def observe(self, rows: int, seconds: float) -> None:
-        before = self._seconds.get(rows)
-        if before is None:
+        if rows not in self._seconds:
             insort(self._rows, rows)
-            self._seconds[rows] = seconds
-        else:
-            self._seconds[rows] = before + WEIGHT * (min(seconds, OUTLIER * before) - before)
+        self._seconds[rows] = average(self._seconds.get(rows), seconds)
 
     def seconds(self, rows: int) -> float:
         """Expected of a step with so many rows; something must be known."""
@@ -49,9 +43,10 @@ class StepCosts:
         share = (rows - low) / (high - low)
         return (1 - share) * self._seconds[low] + share * self._seconds[high]
 
-    def choose(self, odds: Sequence[Sequence[float]], rows: int, margin: float) -> list[int]:
-        """`choose_lengths` at these costs."""
-        return choose_lengths(odds, rows, self.seconds, margin)
+
+def average(known: float | None, new: float) -> float:
+    """Seconds with one more measurement; None: the first."""
+    return new if known is None else known + WEIGHT * (min(new, OUTLIER * known) - known)
 
 
 def _shape(rows: int) -> float:

@@ -19,6 +19,7 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
 from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Sampler
 from tokenmill.speculate.confidence import Confidence
+from tokenmill.speculate.costs import average
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.lengths import gain
 from tokenmill.speculate.proposer import Wish, Worth
@@ -40,9 +41,6 @@ FIRST_RATE = 0.7
 
 MEMORY = 32.0
 """Drafted tokens that a share is an average of, about."""
-
-WEIGHT = 1 / 8
-"""Of a new measurement against what is known."""
 
 LONGEST_BREAK = 64
 """Steps at most for which a sequence is left alone when its drafts did not pay."""
@@ -73,6 +71,19 @@ class Writing:
         """Of the next token of the draft."""
         return len(self.wish.token_ids) + len(self.tokens)
 
+    def add(self, token: int, kind: int) -> None:
+        """One more token; it is observed until `take_back`."""
+        assert self.wish.state is not None, "a draft model draws as the sequence is sampled"
+        self.wish.state.observe(token)
+        self.tokens.append(token)
+        self.kinds.append(kind)
+
+    def take_back(self) -> None:
+        """The sequence has not put out what was drafted."""
+        for token in reversed(self.tokens):
+            assert self.wish.state is not None, "who draws has a state"
+            self.wish.state.retract(token)
+
     @property
     def rows(self) -> list[int]:
         """What is not computed yet."""
@@ -83,7 +94,8 @@ class Writing:
 
 class Known:
     """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rest:
-    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right."""
+    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right.
+    follows: whether the model has begun to catch up with it."""
 
     def __init__(self, trail: Trail, rate: float) -> None:
         self.trail = trail
@@ -92,40 +104,46 @@ class Known:
         self.tokens: list[int] = []
         self.kinds: list[int] = []
         self.rest = self.rested = 0
+        self.follows = False
 
 
 class DraftModel:
     """Drafts with a tape whose pool has as many frames as the target's.
 
     group: of the target, whose page tables it goes by. rows: the most positions that it computes at a time; with a longer text it
-    catches up in several steps, and there is no draft until then. most: sequences at a time. rejects: drafts are verified by rejection,
-    so that it draws with noise of its own and says what from.
+    catches up in several steps, and there is no draft until then. most: sequences at a time. share: of the target's weights that its
+    own are. rejects: drafts are verified by rejection, so that it draws with noise of its own and says what from.
     """
 
     name = "draft"
     writes = True
 
-    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, rejects: bool) -> None:
+    def __init__(self, tape: Tape, kv: KVManager, sampler: Sampler, group: int, rows: int, most: int, share: float, rejects: bool) -> None:
         self._tape = tape
         self._kv = kv
         self._sampler = sampler
         self._group = group
         self._rows = rows
         self._most = most
+        self._share = share
         self._rejects = rejects
         self._marks = Marks(kv.n_frames)
         self._known: dict[Hashable, Known] = {}
         self._confidence = Confidence()
         self._rate = FIRST_RATE
-        self._token_seconds = 0.0  # of drafting one
-        self._row_seconds = 0.0  # of catching up with one
+        self._token_seconds: float | None = None  # of drafting one
+        self._row_seconds: float | None = None  # of catching up with one
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         writings = [self._begin(wish) for wish in wishes]
         left = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
-        floor = worth.floor(self._token_seconds)
-        while left:
-            left = self._extend(left, floor)
+        floor = worth.floor(self._token_seconds or 0.0)
+        try:
+            while left:
+                left = self._extend(left, floor)
+        finally:  # a step that fails is planned again, from states as they were
+            for writing in filter(None, writings):
+                writing.take_back()
         return [Draft() if writing is None else self._end(writing) for writing in writings]
 
     def outlook(self, wish: Wish, worth: Worth) -> float:
@@ -133,7 +151,7 @@ class DraftModel:
         known = self._known.get(wish.key)
         if known is not None and known.rest:
             return 0.0
-        return gain([self._rate if known is None else known.rate] * wish.most, worth, self._token_seconds)
+        return gain([self._rate if known is None else known.rate] * wish.most, worth, self._token_seconds or 0.0)
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
@@ -172,7 +190,7 @@ class DraftModel:
             if missing <= min(SHORT, room):
                 ready.append(writing)
                 room -= missing
-            elif self._pays(writing.wish, missing, worth):
+            elif self._follows(writing.wish, missing, worth):
                 behind.append(writing)
         for writing in behind:
             wish, start = writing.wish, writing.fresh
@@ -180,14 +198,18 @@ class DraftModel:
             if part:
                 begun = time.monotonic()
                 self._tape.run(Batch(array("i", part), [Segment(0, len(part), start, (writing.pages,))], array("i")))
-                self._row_seconds = _average(self._row_seconds, (time.monotonic() - begun) / len(part))
+                self._row_seconds = average(self._row_seconds, (time.monotonic() - begun) / len(part))
                 writing.trail.note(wish.token_ids, start, part)
                 room -= len(part)
         return ready
 
-    def _pays(self, wish: Wish, missing: int, worth: Worth) -> bool:
-        expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
-        return missing * (self._row_seconds or worth.row / 3) <= GAIN * expected * worth.token
+    def _follows(self, wish: Wish, missing: int, worth: Worth) -> bool:
+        """Whether it catches up: what is begun is brought to its end."""
+        known = self._known[wish.key]
+        if not known.follows:
+            expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
+            known.follows = missing * (self._row_seconds or self._share * worth.row) <= GAIN * expected * worth.token
+        return known.follows
 
     def _extend(self, writings: list[Writing], floor: float) -> list[Writing]:
         """One more token for each; returns those whose draft goes on."""
@@ -200,17 +222,14 @@ class DraftModel:
                 continue
             if self._rejects:
                 writing.logits.append(row.copy())
-            assert writing.wish.state is not None
-            writing.wish.state.observe(token)
-            writing.tokens.append(token)
-            writing.kinds.append(kind)
+            writing.add(token, kind)
             writing.chance *= self._confidence.rate(kind)
             if writing.chance < floor:
                 continue
             writing.worth += 1
             if writing.worth < writing.wish.most and token not in writing.wish.ends:
                 going.append(writing)
-        self._token_seconds = _average(self._token_seconds, (time.monotonic() - begun) / len(writings))
+        self._token_seconds = average(self._token_seconds, (time.monotonic() - begun) / len(writings))
         return going
 
     def _run(self, writings: list[Writing]) -> F32:
@@ -236,9 +255,6 @@ class DraftModel:
 
     def _end(self, writing: Writing) -> Draft:
         wish, known = writing.wish, self._known[writing.wish.key]
-        assert wish.state is not None
-        for token in reversed(writing.tokens):
-            wish.state.retract(token)
         if writing.computed:
             writing.trail.note(wish.token_ids, writing.fresh, writing.computed)
             known.rested = 0 if writing.worth else min(LONGEST_BREAK, max(2, 2 * known.rested))
@@ -257,7 +273,3 @@ def _pages(table: PageTable, blind: int) -> Pages:
     for extent in table.extents(blind, table.n_frames):
         hidden.append(*extent)
     return Pages(hidden.first, hidden.starts)
-
-
-def _average(known: float, new: float) -> float:
-    return new if known == 0 else known + WEIGHT * (min(new, 2 * known) - known)

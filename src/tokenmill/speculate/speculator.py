@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -14,12 +15,17 @@ from tokenmill.core.types import Speculation
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
+from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.costs import StepCosts
 from tokenmill.speculate.draft import Draft
+from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Proposer, Wish, Worth
 
 MARGIN = 0.02
 """Drafts must promise so much more tokens per second than none do."""
+
+IDLE = 0.01
+"""Share of a step's time that looking for a draft in vain may take without counting as an attempt."""
 
 MEMORY = 0.97
 """What a step leaves of earlier experience with a sequence's drafts: some thirty steps count."""
@@ -62,18 +68,19 @@ class Speculator:
 
     most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
     whether drafts are to be verified by rejection.
-    total: what was drafted since the start. proposals: what the tokens of this step's drafts were drawn from, by `Draft.logits`.
+    total: what was drafted since the start. drafts: those of this step that are not empty. costs: what steps are believed to take.
     """
 
-    def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False, costs: StepCosts | None = None) -> None:
-        """costs: what is known of them; nothing by default."""
+    def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
         self.total = Speculation()
-        self.proposals: dict[Sequence, npt.NDArray[np.float32]] = {}
+        self.drafts: dict[Sequence, Draft] = {}
+        self.costs = StepCosts()
         self.rejects = rejects
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
-        self._costs = costs or StepCosts()
+        self._balance = Balance()
+        self._drafting = 0.0  # seconds, before this step
         self._records: dict[Sequence, Record] = {}
 
     @property
@@ -81,33 +88,47 @@ class Speculator:
         """The proposer's."""
         return self._proposer.name
 
+    @property
+    def proposals(self) -> dict[Sequence, npt.NDArray[np.float32]]:
+        """What the tokens of this step's drafts were drawn from, where they were drawn."""
+        return {sequence: draft.logits for sequence, draft in self.drafts.items() if draft.logits is not None}
+
     def draft(self, drawings: Mapping[Sequence, Drawing], sequences: Ordered[Sequence], lend: Callable[[Sequence, int], int]) -> None:
         """Give each a draft, maybe an empty one. They have only their newest token to compute; nothing is in flight.
 
         drawings: of these sequences, and maybe of others. lend: gets a sequence frames for so many tokens of a draft, and says for
         how many.
         """
-        rows, seconds = len(sequences), self._costs.seconds
-        if not rows or not self._costs.known:
+        self.drafts.clear()
+        rows, seconds = len(sequences), self.costs.seconds
+        if not rows or not self.costs.known:
             return
-        rooms = [self._room(s) for s in sequences]
+        begun = time.monotonic()
+        rests = self._balance.rests()
+        rooms = [0 if rests else self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
         wishes = [self._wish(s, room, drawings[s]) for s, room in zip(sequences, rooms, strict=True)]
         plain = seconds(rows)
         worth = Worth(plain / rows, (seconds(rows + self._most) - plain) / self._most)
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, self._proposer.propose(wishes, worth), strict=True)]
-        lengths = self._costs.choose([draft.odds for draft in drafts], rows, MARGIN)
-        self.proposals.clear()
+        lengths = choose_lengths([draft.odds for draft in drafts], rows, seconds, MARGIN)
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
-            sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
-            if draft.logits is not None and sequence.draft:
-                self.proposals[sequence] = draft.logits
+            given = draft.first(lend(sequence, length) if length else 0)
+            sequence.draft = given.tokens
+            if given.tokens:
+                self.drafts[sequence] = given
+        self._drafting = time.monotonic() - begun
 
     def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
         if all(work.samples and work.n_tokens == 1 for work in step):
-            self._costs.observe(sum(1 + len(work.draft) for work in step), seconds)
+            drafted = sum(len(work.draft) for work in step)
+            self.costs.observe(len(step) + drafted, seconds)
+            if drafted or self._drafting > IDLE * seconds:
+                given = sum(len(tokens.get(work.sequence, ())) for work in step)
+                self._balance.note(self._drafting + seconds, given / len(step) * self.costs.seconds(len(step)))
+        self._drafting = 0.0
         for work in step:
             if not work.samples or work.sequence not in tokens:
                 continue
@@ -122,7 +143,7 @@ class Speculator:
         """The sequence is over."""
         self._proposer.forget(sequence.id)
         self._records.pop(sequence, None)
-        self.proposals.pop(sequence, None)
+        self.drafts.pop(sequence, None)
 
     def _wish(self, sequence: Sequence, room: int, drawing: Drawing) -> Wish:
         return Wish(

@@ -46,7 +46,7 @@ class Output:
         if self._json_only:
             print(data, flush=True)
         else:
-            print(report.heading(), *(table.render() for table in found if table.columns), sep="\n\n", flush=True)
+            print(report.heading(), *(table.render() for table in found), sep="\n\n", flush=True)
         if self._json is not None:
             self._json.write_text(data + "\n")
         if self._plot is not None:

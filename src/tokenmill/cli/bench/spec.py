@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +21,13 @@ from tokenmill.measure.limits import limits_table
 from tokenmill.measure.report import Report, Table
 from tokenmill.measure.speculation import tables
 from tokenmill.measure.speculation.limits import limit_rows
-from tokenmill.measure.speculation.prompts import MOST, WORKLOADS, parse_workloads
+from tokenmill.measure.speculation.prompts import MOST, WORKLOADS, Workload, parse_workloads
 from tokenmill.measure.speculation.runs import PLAIN, Case, Method, chat_requests, measure_case, open_methods
 from tokenmill.measure.timing import measure_ceilings
 from tokenmill.weights.catalogue import resolve
 
 LOOKING_UP, DRAFTING = ("ngram", "suffix"), ("draft", "combined")
+LENGTHS = ", ".join(f"{name} {workload.tokens}" for name, workload in WORKLOADS.items())
 DRAFT = EngineConfig(model="").speculative_config.num_speculative_tokens
 
 
@@ -37,7 +40,9 @@ def command(
     workloads: Annotated[str, typer.Option(help="What is asked for.")] = ",".join(WORKLOADS),
     streams: Annotated[str, typer.Option(help="Numbers of requests at a time.")] = "1,4,16",
     prompts: Annotated[int, typer.Option(min=1, max=MOST, help="Of each workload, at least; as many as streams.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Length of the answers, at most.")] = 256,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help=f"Length of the answers, at most; default: {LENGTHS}.", show_default=False)
+    ] = None,
     num_speculative_tokens: Annotated[int, typer.Option(help="Tokens of a draft, at most.")] = DRAFT,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
@@ -62,23 +67,21 @@ def command(
     report = Report.begin("spec", command_line(), {"streams": counts, "prompts": prompts, "tokens": tokens})
     report.settings |= {"methods": ", ".join(names), "workloads": ", ".join(asked), "draft_model": draft_model, "rounds": rounds}
     report.settings |= {"num_speculative_tokens": num_speculative_tokens, "temperature": temperature, "seed": seed}
-    table, positions, costs = tables.speculation_table(), tables.positions_table(), tables.costs_table(names)
+    table, positions, costs = tables.speculation_table(), tables.positions_table(num_speculative_tokens), tables.costs_table(names)
     cases: list[Case] = []
     opened: dict[str, Method] = {}
 
     def finished() -> list[Table]:
         limits = limits_table()
         limits.rows.extend(limit_rows(table.rows))
-        costs.rows.extend(tables.cost_rows(cases, opened))
-        return [table, costs, limits, positions]
+        costs.rows.extend(tables.cost_rows(cases, {name: method.costs for name, method in opened.items() if method.costs is not None}))
+        return [table, positions, costs, limits]
 
     with output.of(report, finished, lambda: tables.charts(cases, table, num_speculative_tokens)), ExitStack() as engines:
         path = resolve(model)
         number = max(prompts, *counts)
-        requests = {
-            workload: chat_requests(path, [WORKLOADS[workload](i) for i in range(number)], tokens, temperature, seed) for workload in asked
-        }
-        room = _longest(requests) + tokens
+        requests = {name: _requests(path, WORKLOADS[name], number, tokens, temperature, seed) for name in asked}
+        room = max(_longest(each) for each in requests.values())
         shared: dict[str, Any] = {"threads": threads, "cpus": cpus, "max_model_len": room, "max_batch_size": max(counts)}
         configs = {name: EngineConfig.from_settings(model=str(path), **each, **shared) for name, each in settings.items()}
         loaded = load_model(configs[PLAIN])
@@ -115,5 +118,11 @@ def _settings(method: str, draft_model: str | None, tokens: int) -> dict[str, An
     return {"speculative_config": chosen | ({"model": str(resolve(draft_model))} if method in DRAFTING and draft_model else {})}
 
 
-def _longest(requests: dict[str, list[Generate]]) -> int:
-    return max(len(request.prompt) for each in requests.values() for request in each)
+def _requests(path: Path, workload: Workload, number: int, tokens: int | None, temperature: float, seed: int) -> list[Generate]:
+    length = workload.tokens if tokens is None else min(tokens, workload.tokens)
+    return chat_requests(path, [workload.prompt(i) for i in range(number)], length, temperature, seed)
+
+
+def _longest(requests: Sequence[Generate]) -> int:
+    """Tokens of prompt and answer."""
+    return max(len(request.prompt) + (request.params.max_tokens or 0) for request in requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.text.samples import evaluation_texts
@@ -88,13 +89,20 @@ def _extract(number: int) -> str:
     return f"{text}\n\n---\n{QUESTIONS[number // TEXTS % len(QUESTIONS)]}"
 
 
-WORKLOADS: Mapping[str, Callable[[int], str]] = {
-    "edit": _edit,
-    "extract": _extract,
-    "code": lambda number: CODE[number % len(CODE)],
-    "chat": lambda number: CHAT[number % len(CHAT)],
+class Workload(NamedTuple):
+    """prompt: of each number, of which the first `MOST` differ. tokens: of an answer at most."""
+
+    prompt: Callable[[int], str]
+    tokens: int
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "edit": Workload(_edit, 1600),  # all of most files
+    "extract": Workload(_extract, 256),
+    "code": Workload(lambda number: CODE[number % len(CODE)], 256),
+    "chat": Workload(lambda number: CHAT[number % len(CHAT)], 256),
 }
-"""By name: the prompt of each number, of which the first `MOST` differ."""
+"""By name."""
 
 
 def parse_workloads(text: str) -> list[str]:

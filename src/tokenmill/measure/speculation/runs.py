@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import msgspec
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError, InvalidRequest, TokenmillError
-from tokenmill.core.messages import Generate, SequenceOutput
+from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.loading import Loaded
@@ -26,30 +26,26 @@ PLAIN = "none"
 """The method without drafts."""
 
 
-class WatchedCosts(StepCosts):
-    """An engine's own, to be read. odds: of the drafts that were given last."""
+DEAR = 10
+"""Steps of the most rows, which one is believed to take while drafts are to be as long as they can be."""
 
-    def __init__(self) -> None:
+
+class FreeRows(StepCosts):
+    """Others in disguise, which go on learning: further rows cost nothing, and a step so much that a proposer's time does not matter."""
+
+    def __init__(self, known: StepCosts, most_rows: int) -> None:
         super().__init__()
-        self.odds: list[tuple[float, ...]] = []
-        self._flat: int | None = None
+        self._under, self._most_rows = known, most_rows
 
-    @contextmanager
-    def flattened(self, rows: int) -> Iterator[None]:
-        """Inside, every step is believed to cost what one of so many rows does, and drafts are as long as they can be."""
-        self._flat = rows
-        try:
-            yield
-        finally:
-            self._flat = None
+    @property
+    def known(self) -> bool:
+        return self._under.known
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self._under.observe(rows, seconds)
 
     def seconds(self, rows: int) -> float:
-        return super().seconds(rows if self._flat is None else self._flat)
-
-    def choose(self, odds: Sequence[Sequence[float]], rows: int, margin: float) -> list[int]:
-        lengths = super().choose(odds, rows, margin) if self._flat is None else list(map(len, odds))
-        self.odds = [tuple(each[:length]) for each, length in zip(odds, lengths, strict=True)]
-        return lengths
+        return DEAR * self._under.seconds(self._most_rows)
 
 
 class Verified(NamedTuple):
@@ -117,13 +113,18 @@ class Case:
 
 
 class Method:
-    """An engine, for one group of requests at a time. costs: as it knows them; with `PLAIN` nothing."""
+    """An engine, for one group of requests at a time."""
 
     def __init__(self, name: str, config: EngineConfig, loaded: Loaded) -> None:
         self.name = name
-        self.costs = WatchedCosts()
-        self._engine = build_engine(config, loaded, costs=self.costs)
+        self._engine = build_engine(config, loaded)
+        self._most = config.speculative_config.num_speculative_tokens
         self.info = self._engine.info
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """What its speculator reckons with; None if nothing is drafted."""
+        return None if self._engine.speculator is None else self._engine.speculator.costs
 
     def take(self, groups: Sequence[Sequence[Generate]], salt: str) -> Turn:
         """Answer one group after the other. Nothing of what was answered under another salt is of use."""
@@ -131,6 +132,18 @@ class Method:
         for number, group in enumerate(groups):
             self._group([msgspec.structs.replace(request, cache_salt=f"{salt} {number}") for request in group], turn)
         return turn
+
+    def probe(self, groups: Sequence[Sequence[Generate]], salt: str) -> Turn:
+        """The same with drafts as long as they can be, whatever they are worth."""
+        speculator = self._engine.speculator
+        if speculator is None:
+            return self.take(groups, salt)
+        own = speculator.costs
+        speculator.costs = FreeRows(own, max(map(len, groups)) * (1 + self._most))
+        try:
+            return self.take(groups, salt)
+        finally:
+            speculator.costs = own
 
     def close(self) -> None:
         self._engine.close()
@@ -140,7 +153,7 @@ class Method:
         for request in group:
             self._engine.add(msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, max_tokens=1)))
         while self._engine.has_work:
-            self._step()
+            self._engine.step()
         for request in group:
             self._engine.add(request)
         numbers = {request.request_id: number for number, request in enumerate(group)}
@@ -148,34 +161,32 @@ class Method:
         steps: list[Step] = []
         while self._engine.has_work:
             counts = all(answers)
-            started, computed, outputs = self._step()
+            begun = time.perf_counter()
+            self._engine.start_step()
+            started = time.perf_counter()
+            odds = self._odds()
+            outputs = self._engine.finish_step()  # `Engine.step` would leave the next one in flight
+            ended = time.perf_counter()
             for output in outputs:
                 answers[numbers[output.request_id]] += output.tokens
             if counts and outputs:
-                streams = zip(outputs, self._odds(outputs), strict=True)
-                found = {numbers[output.request_id]: Verified(odds, len(output.tokens)) for output, odds in streams}
-                steps.append(Step(started, computed, found))
+                found = {
+                    numbers[output.request_id]: Verified(odds.get(output.request_id, ())[: output.drafted], len(output.tokens))
+                    for output in outputs
+                }
+                steps.append(Step(started - begun, ended - started, found))
         turn.answers += answers
         turn.groups.append(steps)
 
-    def _odds(self, outputs: Sequence[SequenceOutput]) -> list[tuple[float, ...]]:
-        """Of what was drafted for each; drafts are asked for in the order in which outputs come."""
-        odds = self.costs.odds or [()] * len(outputs)
-        assert [len(each) for each in odds] == [output.drafted for output in outputs], "drafts and outputs come in another order"
-        return odds
-
-    def _step(self) -> tuple[float, float, list[SequenceOutput]]:
-        """One whole step: `Engine.step` would leave the next one in flight. Seconds of its two halves, and what came out of it."""
-        self.costs.odds = []
-        begun = time.perf_counter()
-        self._engine.start_step()
-        started = time.perf_counter()
-        outputs = self._engine.finish_step()
-        return started - begun, time.perf_counter() - started, outputs
+    def _odds(self) -> dict[str, tuple[float, ...]]:
+        """Of the drafts of the step in flight, by request."""
+        drafts = {} if self._engine.speculator is None else self._engine.speculator.drafts
+        return {sequence.request_id: draft.odds for sequence, draft in drafts.items()}
 
 
 def chat_requests(path: Path, prompts: Sequence[str], tokens: int, temperature: float, seed: int) -> list[Generate]:
-    """Each prompt is a user's message of a conversation of its own. Raises `InvalidRequest` without a chat template."""
+    """Each prompt is a user's message of a conversation of its own. tokens: of an answer at most. Raises `InvalidRequest` without a chat
+    template."""
     tokenizer = load_tokenizer(path)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_text, tokenizer.eos_text)
     ends = tuple(sorted(tokenizer.eos_ids))
@@ -209,8 +220,7 @@ def measure_case(methods: Mapping[str, Method], workload: str, streams: int, req
         tell(f"{workload}, {streams} streams: round {number} of {rounds}")
         salt = f"{workload} {streams} {number}"
         for method in _rotated(list(methods.values()), number):
-            with method.costs.flattened(streams) if number == 0 else nullcontext():
-                turn = method.take(groups, salt)
+            turn = method.take(groups, salt) if number else method.probe(groups, salt)
             if number:
                 case.turns[method.name].append(turn)
             else:

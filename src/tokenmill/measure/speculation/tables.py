@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from tokenmill.core.types import Speculation
 from tokenmill.measure.plot import Chart, Line
 from tokenmill.measure.report import Column, Row, Table
-from tokenmill.measure.speculation.runs import PLAIN, Case, Method, Step, Turn
+from tokenmill.measure.speculation.runs import PLAIN, Case, Step, Turn
 from tokenmill.measure.speculation.theory import Costs, allowed, predicted, speedup
+from tokenmill.speculate.costs import StepCosts
 
 WORTH = 0.05
 """A gain that theory allows must be as large for its share to mean anything."""
 
-ROWS = 16
-"""Of the table of costs."""
+ROWS = (*range(1, 17), 24, 32, 48, 64, 96, 128)
+"""Of the table of costs, as far as there were steps of so many."""
 
 MATTERS = 0.02
 """Of a step: a proposer that takes longer for a token has a curve of its own."""
@@ -43,8 +44,10 @@ def speculation_table() -> Table:
     return Table("speculation", "the same answers with drafts and without", columns)
 
 
-def positions_table() -> Table:
-    return Table("positions", "acceptance by position", ())
+def positions_table(most: int) -> Table:
+    columns = [Column("workload", "workload"), Column("streams", "streams"), Column("method", "method"), Column("drafts", "drafts")]
+    columns += [Column(str(position), str(position), 1, 2) for position in range(1, most + 1)]
+    return Table("positions", "of the tokens that were verified, how many were right, by their position in the draft", columns)
 
 
 def case_rows(case: Case) -> Iterator[Row]:
@@ -75,12 +78,13 @@ def case_rows(case: Case) -> Iterator[Row]:
 
 
 def position_rows(case: Case) -> Iterator[Row]:
-    """How many tokens of drafts were verified and right, by their position in the draft."""
+    """Of each method that drafted; over all rounds."""
     for method, turns in case.turns.items():
         found = _together(turns)
-        for position, (drafted, accepted) in enumerate(zip(found.drafted, found.accepted, strict=True)):
-            row: Row = {"workload": case.workload, "streams": case.streams, "method": method, "position": position}
-            yield row | {"drafted": drafted, "accepted": accepted, "acceptance": accepted / drafted}
+        if found.drafts:
+            row: Row = {"workload": case.workload, "streams": case.streams, "method": method, "drafts": found.drafts}
+            rates = (accepted / drafted for drafted, accepted in zip(found.drafted, found.accepted, strict=True))
+            yield row | {str(position): rate for position, rate in enumerate(rates, 1)}
 
 
 def costs_table(methods: Sequence[str]) -> Table:
@@ -89,12 +93,14 @@ def costs_table(methods: Sequence[str]) -> Table:
     return Table("costs", "a step by its rows: medians of all that were measured, and what each engine reckons with", columns)
 
 
-def cost_rows(cases: Sequence[Case], methods: Mapping[str, Method]) -> Iterator[Row]:
+def cost_rows(cases: Sequence[Case], known: Mapping[str, StepCosts]) -> Iterator[Row]:
+    """known: by method, what it reckons with."""
     steps = [step for case in cases for step in _steps(case)]
-    for rows in range(1, ROWS + 1):
+    most = max((step.rows for step in steps), default=0)
+    for rows in (rows for rows in ROWS if rows <= most):
         same = [step.computed for step in steps if step.rows == rows]
         row: Row = {"rows": rows, "measured": statistics.median(same) if same else None}
-        yield row | {name: method.costs.seconds(rows) for name, method in methods.items() if method.costs.known}
+        yield row | {name: costs.seconds(rows) for name, costs in known.items() if costs.known}
 
 
 def charts(cases: Sequence[Case], table: Table, most: int) -> list[Chart]:
