@@ -185,6 +185,22 @@ def test_rows_that_cost_nothing_have_drafts_as_long_as_they_can_be_while_real_co
     assert choose_lengths(unlikely, 3, free.seconds, MARGIN) == [2, 0, 1]
 
 
+def test_a_probe_has_drafts_as_long_as_they_can_be_and_leaves_the_costs_as_learned(smollm2_path: Path) -> None:
+    """A model that drafts for itself, with the same noise: always right, and never worth it."""
+    drafts = {"model": str(smollm2_path), "num_speculative_tokens": 4}
+    config = EngineConfig.from_settings(model=str(smollm2_path), threads=1, max_model_len=64, max_batch_size=1, speculative_config=drafts)
+    method = Method("draft", config, load_model(config))
+    try:
+        probe = Turn()
+        method.probe([request(range(9, 20), 18)], probe)
+        assert [step.drafted for step in probe.steps] == [0, 4, 4, 4, 0], "nothing is known before the first, and nothing left for the last"
+        assert [step.streams[0].new for step in probe.steps] == [1, 5, 5, 5, 1]
+        assert type(method.costs) is StepCosts
+        assert method.costs.known
+    finally:
+        method.close()
+
+
 def test_a_method_that_changes_an_answer_is_an_error(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig.from_settings(model=str(smollm2_path), threads=1, max_model_len=64, max_batch_size=1)
     loaded = load_model(config)
@@ -198,10 +214,9 @@ def test_a_method_that_changes_an_answer_is_an_error(smollm2_path: Path, monkeyp
         assert len(said) == 2
         take = other.take
 
-        def wrong(groups: Sequence[Sequence[Generate]], salt: str) -> Turn:
-            found = take(groups, salt)
-            found.answers[0][3] += 1
-            return found
+        def wrong(group: Sequence[Generate], turn: Turn) -> None:
+            take(group, turn)
+            turn.answers[0][3] += 1
 
         monkeypatch.setattr(other, "take", wrong)
         with pytest.raises(TokenmillError, match=r"suffix changed an answer: chat, 1 streams, prompt 0: from token 3 on it is \["):

@@ -68,18 +68,19 @@ class Speculator:
 
     most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
     whether drafts are to be verified by rejection.
-    total: what was drafted since the start. drafts: those of this step that are not empty. costs: what steps are believed to take.
+    total: what was drafted since the start. drafts: those of this step that are not empty. costs, balance: what drafts are
+    judged by; a measurement that wants drafts whatever they are worth puts others in their place for a while.
     """
 
     def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
         self.total = Speculation()
         self.drafts: dict[Sequence, Draft] = {}
         self.costs = StepCosts()
+        self.balance = Balance()
         self.rejects = rejects
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
-        self._balance = Balance()
         self._drafting = 0.0  # seconds, before this step
         self._records: dict[Sequence, Record] = {}
 
@@ -104,7 +105,7 @@ class Speculator:
         if not rows or not self.costs.known:
             return
         begun = time.monotonic()
-        rests = self._balance.rests()
+        rests = self.balance.rests()
         rooms = [0 if rests else self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
@@ -127,7 +128,7 @@ class Speculator:
             self.costs.observe(len(step) + drafted, seconds)
             if drafted or self._drafting > IDLE * seconds:
                 given = sum(len(tokens.get(work.sequence, ())) for work in step)
-                self._balance.note(self._drafting + seconds, given / len(step) * self.costs.seconds(len(step)))
+                self.balance.note(self._drafting + seconds, given / len(step) * self.costs.seconds(len(step)))
         self._drafting = 0.0
         for work in step:
             if not work.samples or work.sequence not in tokens:

@@ -91,7 +91,7 @@ def command(
         opened |= open_methods(configs, loaded, engines)
         for workload in asked:
             for count in counts:
-                case = measure_case(opened, workload, count, requests[workload][: max(prompts, count)], rounds, options.note)
+                case = measure_case(opened, workload, count, requests[workload][: count * max(1, prompts // count)], rounds, options.note)
                 cases.append(case)
                 table.rows.extend(tables.case_rows(case))
                 positions.rows.extend(tables.position_rows(case))

@@ -18,6 +18,7 @@ from tokenmill.core.types import SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.loading import Loaded
 from tokenmill.measure.report import Tell
+from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.costs import StepCosts
 from tokenmill.text.chat import ChatTemplate, encode_chat
 from tokenmill.weights.vocabulary import load_tokenizer
@@ -26,7 +27,7 @@ PLAIN = "none"
 """The method without drafts."""
 
 
-DEAR = 10
+DEAR = 1000
 """Steps of the most rows, which one is believed to take while drafts are to be as long as they can be."""
 
 
@@ -126,30 +127,8 @@ class Method:
         """What its speculator reckons with; None if nothing is drafted."""
         return None if self._engine.speculator is None else self._engine.speculator.costs
 
-    def take(self, groups: Sequence[Sequence[Generate]], salt: str) -> Turn:
-        """Answer one group after the other. Nothing of what was answered under another salt is of use."""
-        turn = Turn()
-        for number, group in enumerate(groups):
-            self._group([msgspec.structs.replace(request, cache_salt=f"{salt} {number}") for request in group], turn)
-        return turn
-
-    def probe(self, groups: Sequence[Sequence[Generate]], salt: str) -> Turn:
-        """The same with drafts as long as they can be, whatever they are worth."""
-        speculator = self._engine.speculator
-        if speculator is None:
-            return self.take(groups, salt)
-        own = speculator.costs
-        speculator.costs = FreeRows(own, max(map(len, groups)) * (1 + self._most))
-        try:
-            return self.take(groups, salt)
-        finally:
-            speculator.costs = own
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def _group(self, group: Sequence[Generate], turn: Turn) -> None:
-        """The prompts are computed before, so that all streams decode together from the first step on."""
+    def take(self, group: Sequence[Generate], turn: Turn) -> None:
+        """Answer these together. Prompts are computed before, so that all streams decode from the first step on."""
         for request in group:
             self._engine.add(msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, max_tokens=1)))
         while self._engine.has_work:
@@ -177,6 +156,21 @@ class Method:
                 steps.append(Step(started - begun, ended - started, found))
         turn.answers += answers
         turn.groups.append(steps)
+
+    def probe(self, group: Sequence[Generate], turn: Turn) -> None:
+        """`take` with drafts as long as they can be, whatever they are worth."""
+        speculator = self._engine.speculator
+        if speculator is None:
+            return self.take(group, turn)
+        costs, balance = speculator.costs, speculator.balance
+        speculator.costs, speculator.balance = FreeRows(costs, len(group) * (1 + self._most)), Balance()
+        try:
+            self.take(group, turn)
+        finally:
+            speculator.costs, speculator.balance = costs, balance
+
+    def close(self) -> None:
+        self._engine.close()
 
     def _odds(self) -> dict[str, tuple[float, ...]]:
         """Of the drafts of the step in flight, by request."""
@@ -213,21 +207,27 @@ def open_methods(configs: Mapping[str, EngineConfig], loaded: Loaded, open_engin
 
 
 def measure_case(methods: Mapping[str, Method], workload: str, streams: int, requests: Sequence[Generate], rounds: int, tell: Tell) -> Case:
-    """A round of probes, which warms up, and then those that count. Raises `TokenmillError` where an answer is not the plain one."""
-    groups = [requests[at : at + streams] for at in range(0, len(requests), streams)]
+    """A round of probes, which warms up, and then those that count. In each the methods take turns with every group of requests.
+
+    Raises `TokenmillError` where an answer is not the plain one."""
     case = Case(workload, streams, {}, {name: [] for name in methods})
     for number in range(rounds + 1):
         tell(f"{workload}, {streams} streams: round {number} of {rounds}")
-        salt = f"{workload} {streams} {number}"
-        for method in _rotated(list(methods.values()), number):
-            turn = method.take(groups, salt) if number else method.probe(groups, salt)
-            if number:
-                case.turns[method.name].append(turn)
-            else:
-                case.probes[method.name] = turn
+        turns = {name: Turn() for name in methods}
+        for at in range(0, len(requests), streams):
+            salt = f"{workload} {streams} {number} {at}"  # nothing that was answered under another one is of use
+            group = [msgspec.structs.replace(request, cache_salt=salt) for request in requests[at : at + streams]]
+            for method in _rotated(list(methods.values()), number + at // streams):
+                answer = method.take if number else method.probe
+                answer(group, turns[method.name])
+        for name, turn in turns.items():
             if not turn.steps:
                 raise InvalidRequest(f"{workload}: no answer has a second token, so that there is nothing to measure")
-            _check(workload, streams, method.name, turn.answers, case.probes[PLAIN].answers)
+            _check(workload, streams, name, turn.answers, turns[PLAIN].answers)
+            if number:
+                case.turns[name].append(turn)
+            else:
+                case.probes[name] = turn
     return case
 
 
