@@ -78,7 +78,7 @@ def test_theory_takes_the_proposer_as_measured_and_steps_by_their_rows() -> None
 def test_what_is_allowed_is_the_best_threshold() -> None:
     right = turn([step((4, 5))] * 10)
     assert allowed(right, FLAT) == pytest.approx(5)
-    assert allowed(right, PROPORTIONAL) == 1
+    assert allowed(right, PROPORTIONAL) == pytest.approx(1)
     # Two of four tokens are right: without further costs to verify four is as good as two, with some two are best.
     half = turn([step((4, 3))] * 10)
     assert allowed(half, FLAT) == pytest.approx(3)

@@ -6,7 +6,6 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -67,17 +66,16 @@ def allowed(probe: Turn, costs: Costs) -> float:
     """The speed-up of the best single threshold: of drafts that were as long as they could be, the tokens are verified that are held to be
     reached and right with that probability at least, or none.
 
-    Every stream takes the steps that its tokens need at its mean, and leaves the others when it is done. The proposer takes its time in
-    proportion to the tokens that are verified.
+    Streams that are done leave the others. The proposer takes its time in proportion to the tokens that are verified.
     """
     chances = sorted(chance for step in probe.steps for verified in step.streams.values() for chance in accumulate(verified.odds, mul))
     thresholds = [chances[at * (len(chances) - 1) // (THRESHOLDS - 1)] for at in range(THRESHOLDS)] if chances else []
-    proposing, whole = costs.proposing(probe), sum(step.drafted for step in probe.steps)
+    token_seconds = costs.proposing(probe) * len(probe.steps) / len(chances) if chances else 0.0
 
     def seconds(threshold: float) -> float:
         plans = [_plans(group, threshold) for group in probe.groups]
-        share = sum(plan.verified for group in plans for plan in group) / whole if whole else 0.0
-        return sum(_seconds(group, proposing * share, costs) for group in plans)
+        verified = sum(plan.verified for group in plans for plan in group)
+        return token_seconds * verified + sum(_seconds(group, costs) for group in plans)
 
     plain = seconds(NEVER)
     return plain / min([plain, *map(seconds, dict.fromkeys(thresholds))])
@@ -96,36 +94,35 @@ def speedup(acceptance: float, streams: int, most: int, costs: Costs, token_seco
 
 
 class Plan(NamedTuple):
-    """A stream with drafts cut. steps: that its tokens take; rows: in each. verified: drafted tokens that were left in all steps that were
-    looked at."""
+    """A stream with drafts cut. steps: that its tokens take. verified: drafted tokens in all of them."""
 
     steps: float
-    rows: float
-    verified: int
+    verified: float
+
+    @property
+    def rows(self) -> float:
+        """Mean, of a step."""
+        return 1 + self.verified / self.steps
 
 
 def _plans(group: Sequence[Step], threshold: float) -> list[Plan]:
-    """Of each stream of a group."""
-    streams: dict[int, list[tuple[int, int]]] = {}
-    tokens: Counter[int] = Counter()
+    """Of each stream of a group. What was right in one step beyond where its draft is cut takes further steps alike."""
+    plans: dict[int, Plan] = {}
     for step in group:
         for number, (odds, new) in step.streams.items():
             length = sum(chance >= threshold for chance in accumulate(odds, mul))
-            streams.setdefault(number, []).append((length, min(new, 1 + length)))
-            tokens[number] += new
-    plans = []
-    for number, found in streams.items():
-        verified, rate = sum(length for length, _ in found), statistics.fmean(new for _, new in found)
-        plans.append(Plan(tokens[number] / rate, 1 + verified / len(found), verified))
-    return plans
+            steps = new / min(new, 1 + length)
+            before = plans.get(number, Plan(0, 0))
+            plans[number] = Plan(before.steps + steps, before.verified + steps * length)
+    return list(plans.values())
 
 
-def _seconds(plans: Sequence[Plan], proposing: float, costs: Costs) -> float:
-    """Of streams that run together."""
+def _seconds(plans: Sequence[Plan], costs: Costs) -> float:
+    """Of streams that run together, without the proposer."""
     done, total = 0.0, 0.0
     alive = sum(plan.rows for plan in plans)
     for plan in sorted(plans):
-        total += (plan.steps - done) * (costs.seconds(alive) + proposing)
+        total += (plan.steps - done) * costs.seconds(alive)
         done, alive = plan.steps, alive - plan.rows
     return total
 
