@@ -63,6 +63,12 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["throughput", "m", "--tape", "--plot", "x.svg"], "--plot writes PNG, so x.svg must end in .png"),
         (["throughput", "no-such-model"], "unknown model 'no-such-model'"),
         (["kv", "no-such-model"], "unknown model 'no-such-model'"),
+        (["spec", "no-such-model"], "unknown model 'no-such-model'"),
+        (["spec", "m", "--methods", "draft"], "--methods: draft needs --draft-model"),
+        (["spec", "m", "--methods", "suffix", "--draft-model", "x"], "--draft-model has no part in --methods suffix"),
+        (["spec", "m", "--methods", "magic"], "speculative_config"),
+        (["spec", "m", "--workloads", "edit,sing"], "--workloads: there is no 'sing', only edit, extract, code, chat"),
+        (["spec", "m", "--streams", "17"], "--streams is '17', but must be numbers between 1 and 16"),
         (["kernels", "m", "--forms", "Q4_1"], "--forms has no part in measuring a MODEL"),
         (["kernels", "--rows", "0"], "--rows is '0', but must be numbers between 1 and 4096"),
         (["kernels", "--forms", "Q9"], "--forms: there is no weight form 'Q9'"),
@@ -139,6 +145,33 @@ def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatc
     limits = written.tables["limits"]
     assert len(limits) == 7
     assert [row["verdict"] for row in limits[:3]] == ["held", "held", "not judged"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_speculation_is_measured_beside_plain_decoding(smollm2_path: Path, tmp_path: Path) -> None:
+    file, picture = tmp_path / "spec.json", tmp_path / "spec.png"
+    args = ["--workloads", "code,chat", "--streams", "1,2", "--prompts", "2", "--tokens", "24", "--rounds", "1", "--threads", "1"]
+    drafts = ["--draft-model", str(smollm2_path), "--methods", "suffix,draft", "--num-speculative-tokens", "4", "--temperature", "0.5"]
+    result = CliRunner().invoke(app, ["bench", "spec", str(smollm2_path), *args, *drafts, "--json", str(file), "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    written = msgspec.json.decode(file.read_bytes(), type=Report)
+    rows = written.tables["speculation"]
+    cases = [(workload, streams) for workload in ("code", "chat") for streams in (1, 2)]
+    assert [(row["workload"], row["streams"], row["method"]) for row in rows] == [
+        (*c, m) for c in cases for m in ("none", "suffix", "draft")
+    ]
+    assert [row["tokens"] for row in rows] == [46] * len(rows), "two answers without their first tokens"
+    for row in rows:
+        assert (row["speedup"] is None) == (row["method"] == "none")
+        if row["method"] == "draft":  # the model drafts for itself, with the same noise: as slow as it is right
+            assert row["acceptance"] in (None, 1)
+            assert row["allowed"] == pytest.approx(1, abs=0.2)
+    drafting = [(row["workload"], row["streams"], row["method"]) for row in rows if row["drafts"]]
+    assert [(row["workload"], row["streams"], row["method"]) for row in written.tables["positions"]] == drafting
+    costs = written.tables["costs"]
+    assert [row["rows"] for row in costs] == list(range(1, 11)), "two streams and their drafts, at most"
+    assert all(float(row["draft"] or 0) > 0 for row in costs)
+    assert next(str(row["name"]) for row in written.tables["limits"]).startswith("speed-up of code, one stream, with a draft model, draft")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

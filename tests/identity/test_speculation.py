@@ -81,14 +81,14 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask_an_oracle(engine: Engine, pool: RequestPool) -> None:
-    assert engine._speculator is not None
-    engine._speculator._proposer = Oracle(pool, 3)
+    assert engine.speculator is not None
+    engine.speculator._proposer = Oracle(pool, 3)
 
 
 def drafted(engine: Engine) -> tuple[int, int]:
     """Tokens that were verified, and that were right."""
-    assert engine._speculator is not None
-    total = engine._speculator.total
+    assert engine.speculator is not None
+    total = engine.speculator.total
     return sum(total.drafted), sum(total.accepted)
 
 

@@ -14,10 +14,11 @@ from tokenmill.kernels.layout import KVFormat, KVLayout
 from tokenmill.kv.budget import SparsePolicy
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.measure.kv_formats import format_rows, formats_table
-from tokenmill.measure.kv_limits import HIT, ONCE, limit_rows, limits_table
+from tokenmill.measure.kv_limits import HIT, ONCE, limit_rows
 from tokenmill.measure.kv_model import KVModel
 from tokenmill.measure.kv_pages import page_rows, pages_table, steps_table
 from tokenmill.measure.kv_sharing import Users, sharing_table
+from tokenmill.measure.limits import limits_table
 from tokenmill.measure.report import Row
 
 

@@ -45,7 +45,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._budget = budget
-        self._speculator = speculator
+        self.speculator = speculator
         self._check_when_idle = check_when_idle
         self._generations: dict[Sequence, Generation] = {}
         self._flight: Flight | None = None
@@ -121,8 +121,8 @@ class Engine:
     def start_step(self) -> None:
         """The second half of `step`. Nothing may be in flight."""
         assert self._flight is None, "a step is finished before the next one is started"
-        if self._speculator is not None:
-            self._speculator.draft(self._generations, self._scheduler.decoding(), self._scheduler.lend)
+        if self.speculator is not None:
+            self.speculator.draft(self._generations, self._scheduler.decoding(), self._scheduler.lend)
         step = self._scheduler.schedule(self._clock.now())
         if step is not None:
             self._started = self._clock.now()
@@ -156,7 +156,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
-            speculation=None if self._speculator is None else copy.deepcopy(self._speculator.total),
+            speculation=None if self.speculator is None else copy.deepcopy(self.speculator.total),
         )
 
     def check_integrity(self) -> None:
@@ -174,13 +174,13 @@ class Engine:
         if self._flight is None:
             return
         flight, self._flight = self._flight, None  # also when it fails
-        proposals = self._speculator.proposals if self._speculator is not None and self._speculator.rejects else None
+        proposals = self.speculator.proposals if self.speculator is not None and self.speculator.rejects else None
         result = self._runner.finish(flight, self._generations, proposals)
         for sequence, tokens in result.tokens.items():
             del tokens[self._length(sequence, tokens) :]
         self._scheduler.commit(flight.step, result.tokens, result.weights)
-        if self._speculator is not None:
-            self._speculator.learn(flight.step, result.tokens, self._clock.now() - self._started)
+        if self.speculator is not None:
+            self.speculator.learn(flight.step, result.tokens, self._clock.now() - self._started)
         self._commit(result, {work.sequence: len(work.draft) for work in flight.step if work.draft})
         self._steps += 1
 
@@ -244,8 +244,8 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._generations[sequence]
-        if self._speculator is not None:
-            self._speculator.forget(sequence)
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
 
     def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """dashed: a bound, not a measurement."""
+    """dashed: a bound, not a measurement. joined: whether points that follow each other are."""
 
     label: str
     xs: Sequence[float]
     ys: Sequence[float]
     dashed: bool = False
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _lines(chart: Chart, ax: Axes) -> None:
 
     for line in chart.lines:
         marker = None if line.dashed or len(line.xs) > 32 else "."
-        ax.plot(line.xs, line.ys, linestyle="--" if line.dashed else "-", marker=marker, label=line.label)
+        style = "none" if not line.joined else "--" if line.dashed else "-"
+        ax.plot(line.xs, line.ys, linestyle=style, marker=marker, label=line.label)
     if chart.log_x:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())

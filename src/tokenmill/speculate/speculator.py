@@ -68,18 +68,19 @@ class Speculator:
 
     most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
     whether drafts are to be verified by rejection.
-    total: what was drafted since the start. proposals: what the tokens of this step's drafts were drawn from, by `Draft.logits`.
+    total: what was drafted since the start. drafts: those of this step that are not empty. costs, balance: what drafts are
+    judged by; a measurement that wants drafts whatever they are worth puts others in their place for a while.
     """
 
     def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
         self.total = Speculation()
-        self.proposals: dict[Sequence, npt.NDArray[np.float32]] = {}
+        self.drafts: dict[Sequence, Draft] = {}
+        self.costs = StepCosts()
+        self.balance = Balance()
         self.rejects = rejects
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
-        self._costs = StepCosts()
-        self._balance = Balance()
         self._drafting = 0.0  # seconds, before this step
         self._records: dict[Sequence, Record] = {}
 
@@ -88,17 +89,23 @@ class Speculator:
         """The proposer's."""
         return self._proposer.name
 
+    @property
+    def proposals(self) -> dict[Sequence, npt.NDArray[np.float32]]:
+        """What the tokens of this step's drafts were drawn from, where they were drawn."""
+        return {sequence: draft.logits for sequence, draft in self.drafts.items() if draft.logits is not None}
+
     def draft(self, drawings: Mapping[Sequence, Drawing], sequences: Ordered[Sequence], lend: Callable[[Sequence, int], int]) -> None:
         """Give each a draft, maybe an empty one. They have only their newest token to compute; nothing is in flight.
 
         drawings: of these sequences, and maybe of others. lend: gets a sequence frames for so many tokens of a draft, and says for
         how many.
         """
-        rows, seconds = len(sequences), self._costs.seconds
-        if not rows or not self._costs.known:
+        self.drafts.clear()
+        rows, seconds = len(sequences), self.costs.seconds
+        if not rows or not self.costs.known:
             return
         begun = time.monotonic()
-        rests = self._balance.rests()
+        rests = self.balance.rests()
         rooms = [0 if rests else self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
@@ -107,21 +114,21 @@ class Speculator:
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, found, strict=True)]
         spent = time.monotonic() - begun
         lengths = choose_lengths([draft.odds for draft in drafts], rows, lambda rows: spent + seconds(rows), MARGIN)
-        self.proposals.clear()
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
-            sequence.draft = draft.tokens[: lend(sequence, length)] if length else ()
-            if draft.logits is not None and sequence.draft:
-                self.proposals[sequence] = draft.logits
+            given = draft.first(lend(sequence, length) if length else 0)
+            sequence.draft = given.tokens
+            if given.tokens:
+                self.drafts[sequence] = given
         self._drafting = time.monotonic() - begun
 
     def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
         if all(work.samples and work.n_tokens == 1 for work in step):
             drafted = sum(len(work.draft) for work in step)
-            self._costs.observe(len(step) + drafted, seconds)
+            self.costs.observe(len(step) + drafted, seconds)
             if drafted or self._drafting > IDLE * seconds:
                 given = sum(len(tokens.get(work.sequence, ())) for work in step)
-                self._balance.note(self._drafting + seconds, given / len(step) * self._costs.seconds(len(step)))
+                self.balance.note(self._drafting + seconds, given / len(step) * self.costs.seconds(len(step)))
         self._drafting = 0.0
         for work in step:
             if not work.samples or work.sequence not in tokens:
@@ -137,7 +144,7 @@ class Speculator:
         """The sequence is over."""
         self._proposer.forget(sequence.id)
         self._records.pop(sequence, None)
-        self.proposals.pop(sequence, None)
+        self.drafts.pop(sequence, None)
 
     def _wish(self, sequence: Sequence, room: int, drawing: Drawing) -> Wish:
         return Wish(

@@ -13,8 +13,9 @@ from tokenmill.cli.bench.output import Output, command_line
 from tokenmill.cli.options import Cpus, Model, Threads
 from tokenmill.kernels.native import Pool
 from tokenmill.measure import kv_formats, kv_pages, kv_sharing
-from tokenmill.measure.kv_limits import limit_rows, limits_table
+from tokenmill.measure.kv_limits import limit_rows
 from tokenmill.measure.kv_model import KVModel
+from tokenmill.measure.limits import limits_table
 from tokenmill.measure.report import Ceilings, Report, Table
 from tokenmill.measure.timing import measure_ceilings
 from tokenmill.weights.catalogue import resolve
