@@ -186,15 +186,20 @@ def test_rows_that_cost_nothing_have_drafts_as_long_as_they_can_be_while_real_co
 
 
 def test_a_probe_has_drafts_as_long_as_they_can_be_and_leaves_the_costs_as_learned(smollm2_path: Path) -> None:
-    """A model that drafts for itself, with the same noise: always right, and never worth it."""
+    """A model that drafts for itself, with weights that are a little other: nearly always right, and never worth it."""
     drafts = {"model": str(smollm2_path), "num_speculative_tokens": 4}
     config = EngineConfig.from_settings(model=str(smollm2_path), threads=1, max_model_len=64, max_batch_size=1, speculative_config=drafts)
     method = Method("draft", config, load_model(config))
     try:
+        method.probe([request(range(9, 20), 18)], Turn())  # what a draft costs is known afterwards
         probe = Turn()
-        method.probe([request(range(9, 20), 18)], probe)
-        assert [step.drafted for step in probe.steps] == [0, 4, 4, 4, 0], "nothing is known before the first, and nothing left for the last"
-        assert [step.streams[0].new for step in probe.steps] == [1, 5, 5, 5, 1]
+        method.probe([request(range(19, 30), 18)], probe)
+        left = 17
+        for step in probe.steps:
+            assert step.drafted == min(4, left - 1)
+            left -= step.streams[0].new
+        assert left == 0
+        assert sum(step.drafted for step in probe.steps) > 8
         assert type(method.costs) is StepCosts
         assert method.costs.known
     finally:

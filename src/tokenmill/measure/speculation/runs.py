@@ -27,7 +27,7 @@ PLAIN = "none"
 """The method without drafts."""
 
 
-DEAR = 1000
+DEAR = 1e12
 """Steps of the most rows, which one is believed to take while drafts are to be as long as they can be."""
 
 
