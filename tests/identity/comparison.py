@@ -32,7 +32,7 @@ class Answer:
     stop_token: int | None = None
     cached_tokens: int = 0
     sparsified_from: int | None = None
-    dropped_tokens: int = 0
+    dropped_tokens: list[int] = field(default_factory=list)
 
 
 def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -> dict[Key, Answer]:
@@ -67,7 +67,8 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -
             answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
             answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
             answer.cached_tokens = output.cached_tokens
-            answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
+            answer.sparsified_from = output.sparsified_from
+            answer.dropped_tokens += output.dropped_tokens or [0] * len(output.tokens)
         step += 1
         assert step < 20_000, "the engine does not come to an end"
     unanswered = [key for key, answer in answers.items() if answer.finish_reason is None]
@@ -132,7 +133,8 @@ class Alone:
                     answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
                     answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
                     answer.cached_tokens = output.cached_tokens
-                    answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
+                    answer.sparsified_from = output.sparsified_from
+                    answer.dropped_tokens += output.dropped_tokens or [0] * len(output.tokens)
         assert answer.cached_tokens == 0, "a run alone found its prompt in the cache"
         return answer
 

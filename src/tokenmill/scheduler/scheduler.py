@@ -155,7 +155,7 @@ class Scheduler:
             if sequence.ladder is not None:
                 if weighs:
                     sequence.weigh(weights[sequence])
-                self._climb(sequence)
+                self._climb(sequence, len(new))
             if covered is not None and sequence.target <= covered:
                 self.kv.truncate(sequence.id, covered)
 
@@ -208,8 +208,8 @@ class Scheduler:
             done = self.kv.reserve(sequence.id, n_tokens, step, keep)
             assert done, f"the plan promised {need} frames to {sequence.id}, but {self.kv.available} are available"
 
-    def _climb(self, sequence: Sequence) -> None:
-        """Give up frames at a point of the budget."""
+    def _climb(self, sequence: Sequence, n_new: int) -> None:
+        """Give up frames at a point of the budget. n_new: tokens that the step gave; if there are several, only the last leads to one."""
         rung = sequence.rung
         if rung is not None and sequence.computed == rung.point:
             self.kv.sparsify(sequence.id, rung, () if sequence.weights is None else sequence.weights.tolist())
@@ -220,7 +220,8 @@ class Scheduler:
                 sequence.sparsified_from = rung.point
                 self.n_tainted += 1
         if sequence.sparsified_from is not None:
-            sequence.dropped_tokens = self.kv.dropped(sequence.id)
+            ends, first = range(sequence.computed - n_new + 1, sequence.computed + 1), sequence.sparsified_from
+            sequence.dropped_tokens = [self.kv.dropped(sequence.id, end) if end >= first else 0 for end in ends]
 
     def _check_fit(self, sequence: Sequence, max_tokens: int) -> None:
         """Refuse what could not run even alone."""
