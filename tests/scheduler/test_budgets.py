@@ -96,7 +96,7 @@ def test_without_a_strategy_a_sequence_ends_at_its_budget() -> None:
 
 def test_a_prompt_beyond_its_budget_is_refused_with_numbers() -> None:
     s = scheduler(SparsePolicy(), Whole(), Whole())
-    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 12 KV frames of 8 tokens, .* is 10: .*_gb 1\.20-fold"):
+    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 12 KV frames, but .* is 10: .*_gb 1\.20-fold"):
         s.add(sequence("a", 41, budget=10))
     assert not s.has_work
     assert s.n_refused == 1

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.kv_spelling import at_least
-from tokenmill.core.types import FRAME
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import MISS
 from tokenmill.scheduler.plan import Limits, Reservation, Work, plan
@@ -232,7 +231,7 @@ class Scheduler:
             more = ladder.enough(prompt_len) / budget
             least = f"per_request_budget_gb {at_least(more, 2)}-fold" if asked is None else f"kv_budget_mb to {at_least(more * asked)}"
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens, whose keys and values take {ladder.peak(prompt_len)} KV frames of {FRAME} tokens, but "
+                f"prompt has {prompt_len} tokens, whose keys and values take {ladder.peak(prompt_len)} KV frames, but "
                 f"the request's KV budget{'' if asked is None else f' of {asked:g} MB'} is {budget}: shorten the prompt or raise {least}",
                 param="kv_budget_mb",
             )
@@ -240,8 +239,7 @@ class Scheduler:
         need, total = self.kv.fresh(MISS, most, self.limits.chunk, ladder), self.kv.n_frames
         if need > total:
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens and max_tokens is {max_tokens}: together {need} KV frames of {FRAME} tokens, "
-                f"but the KV pool has {total} ({total * FRAME // self.kv.n_groups} tokens): shorten the prompt, lower max_tokens or raise "
-                "memory_budget_gb",
+                f"prompt has {prompt_len} tokens and max_tokens is {max_tokens}, which together take {need} KV frames, but the KV pool has "
+                f"{total}: shorten the prompt, lower max_tokens or raise memory_budget_gb",
                 param="max_tokens",
             )

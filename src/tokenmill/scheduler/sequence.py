@@ -27,8 +27,8 @@ class Sequence:
     running: whether it has a place in the batch and frames.
     kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
     scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
-    has not seen everything. dropped_tokens: for each token that the last step gave, positions that some KV group no longer had. weights: of frames, as gathered so far for the
-    next point. All these go back to nothing with preemption.
+    has not seen everything. dropped_tokens: for each token that the last step gave, positions that some KV group no longer had.
+    weights: of frames, as gathered so far for the next point. All these go back to nothing with preemption.
     draft: tokens that somebody expects from `target` on, for the next step to verify as far as it has room.
     finish_reason, stop_token: set by whoever ends the sequence.
     """
