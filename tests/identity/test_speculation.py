@@ -22,6 +22,8 @@ from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
 from tokenmill.sampling.mask import Words
 from tokenmill.sampling.state import SamplerState
+from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.scheduler.sequence import Sequence as Running
 from tokenmill.speculate import draft_model, speculator
 from tokenmill.speculate.balance import Balance
 from tokenmill.speculate.draft import Draft
@@ -220,6 +222,89 @@ def test_by_rejection_a_mask_holds_for_both_models(smollm2_path: Path, digits_an
         assert re.fullmatch("([0-9][,; :]){20}", tokenizer.decode(answer.tokens))
     verified, right = drafted(engine)
     assert right == verified > 60
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "combined"])
+@pytest.mark.usefixtures("any_length")
+def test_a_draft_longer_than_what_is_left_changes_nothing(smollm2_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the context, and of `max_tokens`; the last token may take the last place."""
+    monkeypatch.setattr(speculator, "choose_lengths", lambda odds, *_: [len(each) for each in odds])
+    text = load_tokenizer(smollm2_path).encode("one two three four " * 9)
+    settings: dict[str, Any] = {"model": str(smollm2_path), "max_model_len": 64, "max_batch_size": 4}
+    settings["kv_cache_config"] = {"memory_budget_gb": 0.02}
+    chosen = {"method": method, "num_speculative_tokens": 48} | ({"model": str(smollm2_path)} if method in ("draft", "combined") else {})
+    plain, drafting = (build_engine(EngineConfig.from_settings(**settings | more)) for more in ({}, {"speculative_config": chosen}))
+    requests = [
+        Request(tuple(text[:length]), SamplingParams(temperature=0.3 * (room % 2), seed=room, max_tokens=room, ignore_eos=True), ())
+        for length in (16, 24, 32)
+        for room in (1, 2, 3, 5, 8, 13, 21, 64 - length - 1, 64 - length)
+    ]
+    mix = [Arrival(i, 2 * i, 1, "", None, None) for i in range(len(requests))]
+    wanted, found = serve(plain, requests, mix), serve(drafting, requests, mix)
+    for i, request in enumerate(requests):
+        assert len(wanted[i, 0].tokens) == request.params.max_tokens
+        assert (found[i, 0].tokens, found[i, 0].finish_reason) == (wanted[i, 0].tokens, wanted[i, 0].finish_reason)
+    assert drafting._speculator is not None
+    longest = len(drafting._speculator.total.drafted)
+    assert longest == 64 - 16 - 2, "beside the token that the step draws, and behind the one that the prompt's step drew"
+
+
+class Wrong:
+    """Never right, though it knows the answers, by their prompts."""
+
+    name = "wrong"
+    writes = False
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
+        return [self._draft(wish) for wish in wishes]
+
+    def forget(self, key: Hashable) -> None:
+        pass
+
+    def _draft(self, wish: Wish) -> Draft:
+        rest = self._answers[tuple(wish.token_ids[: wish.prompt_len])][len(wish.token_ids) - wish.prompt_len :]
+        return Draft(tuple(token ^ 1 for token in rest[: wish.most]), (0.9,) * min(len(rest), wish.most))
+
+
+@pytest.mark.usefixtures("any_length")
+def test_nobody_is_preempted_for_a_draft(pool: RequestPool, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drafts that are never right an engine of little memory does what it does without, step by step."""
+    tokenizer, params = load_tokenizer(smollm2_path), SamplingParams(temperature=0, seed=0, max_tokens=70, ignore_eos=True)
+    prompts = [
+        tokenizer.encode(f"{place} is a place where people like to" + " go" * i)
+        for i, place in enumerate(("Rome", "Lima", "Oslo", "Bonn", "Kyiv"))
+    ]
+    requests = [Request(tuple(prompt), params, ()) for prompt in prompts]
+    monkeypatch.setattr(speculator, "choose_lengths", lambda odds, *_: [len(each) for each in odds])
+    given: list[tuple[int, int]] = []
+    lend = Scheduler.lend
+
+    def lending(scheduler: Scheduler, sequence: Running, wanted: int) -> int:
+        given.append((wanted, lend(scheduler, sequence, wanted)))
+        return given[-1][1]
+
+    monkeypatch.setattr(Scheduler, "lend", lending)
+    for sharing in (True, False):
+        engines = [
+            Setting(5, frames=24, sharing=sharing, drafts=who).build(smollm2_path, {}, pool.alone.info.kv_bytes_per_token)
+            for who in ("none", "ngram")
+        ]
+        assert engines[1]._speculator is not None
+        engines[1]._speculator._proposer = Wrong({request.prompt: pool.alone.tokens(request) for request in requests})
+        mix = [Arrival(i % 5, 3 * i, 1, "", None, None) for i in range(10)]
+        for engine in engines:
+            for (i, _), answer in serve(engine, requests, mix).items():
+                assert answer.tokens == pool.alone.tokens(requests[mix[i].request])
+        plain, drafting = (engine.stats() for engine in engines)
+        assert (drafting.preemptions, drafting.steps) == (plain.preemptions, plain.steps)
+        assert plain.preemptions > 5
+        verified, right = drafted(engines[1])
+        assert verified > 500
+        assert right == 0
+        assert any(0 < got < wanted for wanted, got in given), "the frames that it has are its own to draft in"
 
 
 @pytest.mark.usefixtures("any_length")
