@@ -216,7 +216,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(real: list[ser
 @pytest.mark.parametrize("who", [["--speculate", "suffix"], ["--draft-model", "{model}", "--draft-tokens", "4"]], ids=["suffix", "draft"])
 async def test_streams_closed_at_any_point_leave_nothing_behind(real: list[serving.Served], smollm2_path: Path, who: list[str]) -> None:
     """Every draft is verified in full, so that most are closed while one is. Some streams beside them go on to their end."""
-    options = ["--port", "0", "--served-model-name", "smol", "--max-model-len", "256", "--kv-memory-gb", "0.03"]
+    options = ["--port", "0", "--served-model-name", "smol", "--max-model-len", "128", "--kv-memory-gb", "0.006"]
     more = [option.format(model=smollm2_path) for option in who]
     rng = random.Random(7)
     asked = [
@@ -251,5 +251,6 @@ async def test_streams_closed_at_any_point_leave_nothing_behind(real: list[servi
             serving.until(lambda: served.metric('kv_cache_frames{model_name="smol",state="used"}') == 0)
             assert await asyncio.gather(*(ask(number, 1000) for number in range(len(asked)))) == wanted
         assert served.metric("spec_decode_num_accepted_tokens_total") > 300
+        assert served.metric("num_preemptions_total") > 0
         assert served.get("/health").status_code == 200
         assert served.metric("num_requests_waiting") == 0
