@@ -27,12 +27,13 @@ void check_rows(const Logits& logits) {
 }
 
 using Drafts = std::vector<std::vector<int32_t>>;
+using Masks = std::vector<std::optional<nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>>;
 
 std::vector<mill::Draw> draws_of(const Logits& logits, const std::vector<int>& rows, const std::vector<mill::SampleState*>& states,
-                                 const std::vector<uint32_t>& positions, const Drafts& drafts) {
+                                 const std::vector<uint32_t>& positions, const Drafts& drafts, const Masks& allowed) {
     const size_t n = rows.size();
     const int vocabulary = int(logits.shape(1));
-    if (states.size() != n || positions.size() != n || drafts.size() != n) throw std::invalid_argument("[sample] lists differ in length");
+    if (states.size() != n || positions.size() != n || drafts.size() != n || allowed.size() != n) throw std::invalid_argument("[sample] lists differ in length");
     check_rows(logits);
     std::vector<mill::Draw> draws(n);
     std::vector<const mill::SampleState*> changing;
@@ -44,6 +45,11 @@ std::vector<mill::Draw> draws_of(const Logits& logits, const std::vector<int>& r
         states[i]->check(vocabulary);
         check_tokens(drafts[i], vocabulary);
         draws[i] = {{row_of(logits, rows[i]), logits.stride(0)}, states[i], positions[i], drafts[i]};
+        if (allowed[i]) {
+            if (allowed[i]->shape(0) != drafts[i].size() + 1 || int64_t(allowed[i]->shape(1)) * 32 < vocabulary)
+                throw std::invalid_argument("[sample] a mask has a row for each token of its draft and one more, and a bit for each token of the vocabulary");
+            draws[i].allowed = {allowed[i]->data(), int64_t(allowed[i]->shape(1))};
+        }
         if (!drafts[i].empty() && states[i]->looks_back()) changing.push_back(states[i]);
     }
     for (const mill::SampleState* state : changing)
@@ -67,16 +73,16 @@ void bind_sample(nb::module_& m) {
         .def("retract", &SampleState::retract, nb::arg("token"));
 
     m.def("sample", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const std::vector<int>& rows, const std::vector<SampleState*>& states,
-                       const std::vector<uint32_t>& positions, const Drafts& drafts, uint32_t stream) {
-        const std::vector<mill::Draw> draws = draws_of(logits, rows, states, positions, drafts);
+                       const std::vector<uint32_t>& positions, const Drafts& drafts, const Masks& allowed, uint32_t stream) {
+        const std::vector<mill::Draw> draws = draws_of(logits, rows, states, positions, drafts, allowed);
         const mill::Kernels& k = mill::kernels_named(variant);
         nb::gil_scoped_release release;
         return mill::draw_along(pool, k, draws, int(logits.shape(1)), stream);
-    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("rows"), nb::arg("states"), nb::arg("positions"), nb::arg("drafts"), nb::arg("stream"));
+    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("rows"), nb::arg("states"), nb::arg("positions"), nb::arg("drafts"), nb::arg("allowed"), nb::arg("stream"));
 
     m.def("reject", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const std::vector<int>& rows, const std::vector<SampleState*>& states,
-                       const std::vector<uint32_t>& positions, const Drafts& drafts, const std::vector<std::optional<Logits>>& proposals) {
-        const std::vector<mill::Draw> draws = draws_of(logits, rows, states, positions, drafts);
+                       const std::vector<uint32_t>& positions, const Drafts& drafts, const Masks& allowed, const std::vector<std::optional<Logits>>& proposals) {
+        const std::vector<mill::Draw> draws = draws_of(logits, rows, states, positions, drafts, allowed);
         if (proposals.size() != draws.size()) throw std::invalid_argument("[reject] lists differ in length");
         std::vector<mill::Proposal> given(draws.size(), {nullptr, 0});
         for (size_t i = 0; i < draws.size(); ++i) {
@@ -89,7 +95,7 @@ void bind_sample(nb::module_& m) {
         const mill::Kernels& k = mill::kernels_named(variant);
         nb::gil_scoped_release release;
         return mill::accept_or_replace(pool, k, draws, given, int(logits.shape(1)));
-    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("rows"), nb::arg("states"), nb::arg("positions"), nb::arg("drafts"), nb::arg("proposals"));
+    }, nb::arg("pool"), nb::arg("variant"), nb::arg("logits"), nb::arg("rows"), nb::arg("states"), nb::arg("positions"), nb::arg("drafts"), nb::arg("allowed"), nb::arg("proposals"));
 
     m.def("likelihoods", [](mill::Pool& pool, const std::string& variant, const Logits& logits, const Array1<int32_t>& rows, const Array1<int32_t>& tokens,
                             Output<double, -1> logprob, Output<int32_t, -1> rank, Output<int32_t, -1, -1> top, Output<double, -1, -1> top_logprob) {

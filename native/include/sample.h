@@ -22,6 +22,7 @@ struct SampleRow {
     std::span<const int32_t> bias;
     std::span<const float> bias_value;
     std::span<const int32_t> banned;
+    const uint32_t* allowed = nullptr;            // a bit for each token: whether a mask allows it; nullptr: all
 };
 
 struct SampleSettings {
@@ -70,12 +71,12 @@ struct SampleScratch {
     std::vector<float> target, draft;   // probabilities
 };
 
-// What is drawn from a row without a finite maximum: a damaged model's.
+// What is drawn from a row without a finite maximum, a damaged model's, or from one of which its mask leaves nothing.
 constexpr int32_t kNoToken = -1;
 
 int32_t sample_row(const Kernels& k, const float* logits, int vocabulary, const SampleRow& how, SampleScratch& scratch);
 
-// What sample_row draws from, for a temperature above 0: the probability of each token. False, and zeros, for a row without a finite maximum.
+// What sample_row draws from, for a temperature above 0: the probability of each token. False, and zeros, where that is kNoToken.
 bool probabilities(const Kernels& k, const float* logits, int vocabulary, const SampleRow& how, SampleScratch& scratch, std::vector<float>& out);
 
 // Log-probability and 0-based rank of a token, and the `n` most likely tokens, of softmax(logits).

@@ -13,12 +13,20 @@ struct LogitRows {
     const float* row(size_t i) const { return data + int64_t(i) * stride; }
 };
 
+// What a mask allows, a row of words for each row of logits; no data: everything.
+struct MaskRows {
+    const uint32_t* data;
+    int64_t stride;
+    const uint32_t* row(size_t i) const { return data ? data + int64_t(i) * stride : nullptr; }
+};
+
 // Row i of `logits` is for the token at position + i, given the first i tokens of `draft`: one row more than there are tokens.
 struct Draw {
     LogitRows logits;
     SampleState* state;
     uint32_t position;
     std::span<const int32_t> draft;   // in the vocabulary
+    MaskRows allowed = {nullptr, 0};
 };
 
 // The draft model's logits, a row for each token of the draft; no data: the draft was certain.

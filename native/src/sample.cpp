@@ -73,7 +73,7 @@ int32_t argmax(const float* z, int n, float high) {
     return 0;   // bias and bans have left nothing above minus infinity
 }
 
-void edit(float* z, const SampleRow& how) {
+void edit(float* z, int n, const SampleRow& how) {
     for (size_t i = 0; i < how.seen.size(); ++i) {
         float& value = z[how.seen[i]];
         if (how.repetition != 1.0f) value = value > 0 ? value / how.repetition : value * how.repetition;
@@ -81,7 +81,10 @@ void edit(float* z, const SampleRow& how) {
         if (count > 0) value -= how.presence + how.frequency * float(count);
     }
     for (size_t i = 0; i < how.bias.size(); ++i) z[how.bias[i]] += how.bias_value[i];
-    for (int32_t token : how.banned) z[token] = -std::numeric_limits<float>::infinity();
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    for (int32_t token : how.banned) z[token] = kNever;
+    for (int t = 0; how.allowed && t < n; ++t)
+        if (!(how.allowed[t / 32] >> (t % 32) & 1)) z[t] = kNever;
 }
 
 // Fills `kept` with the first `want` tokens in order of likelihood, sorted. Few of many are a heap with the worst on top, which most tokens leave as it is.
@@ -176,15 +179,15 @@ int32_t draw_all(const Kernels& k, const float* z, int n, float high, const Samp
     return winner;
 }
 
-// The row after penalties, bias and bans, and its maximum; nullptr for one without a finite maximum.
+// The row after penalties, bias, bans and mask, and its maximum; nullptr where there is no token to draw.
 const float* edited(const Kernels& k, const float* logits, int n, const SampleRow& how, SampleScratch& scratch, float& high) {
     high = k.row_max(logits, n);
     if (!std::isfinite(high)) return nullptr;
-    if (how.seen.empty() && how.bias.empty() && how.banned.empty()) return logits;
+    if (how.seen.empty() && how.bias.empty() && how.banned.empty() && !how.allowed) return logits;
     scratch.z.assign(logits, logits + n);
-    edit(scratch.z.data(), how);
+    edit(scratch.z.data(), n, how);
     high = k.row_max(scratch.z.data(), n);
-    return scratch.z.data();
+    return how.allowed && !std::isfinite(high) ? nullptr : scratch.z.data();
 }
 
 bool filters(const SampleRow& how) { return how.top_k > 0 || how.top_p < 1.0 || how.min_p > 0.0; }

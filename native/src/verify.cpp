@@ -65,6 +65,12 @@ template <class TokenAt> Tokens along_drafts(Pool& pool, std::span<const Draw> d
     return tokens;
 }
 
+SampleRow row_of(const Draw& draw, int i, uint32_t stream) {
+    SampleRow how = draw.state->row(draw.position + uint32_t(i), stream);
+    how.allowed = draw.allowed.row(i);
+    return how;
+}
+
 double luck(const SampleRow& how, Stream stream) { return uniform(how.seed, how.choice, how.position, 0, uint32_t(stream)); }
 
 // scratch.target and scratch.draft are p and q.
@@ -89,7 +95,7 @@ int32_t token_or_another(int32_t token, const SampleRow& how, const SampleScratc
 Tokens draw_along(Pool& pool, const Kernels& k, std::span<const Draw> draws, int vocabulary, uint32_t stream) {
     return along_drafts(pool, draws, [&](size_t d, int i, SampleScratch& scratch) {
         const Draw& draw = draws[d];
-        return sample_row(k, draw.logits.row(i), vocabulary, draw.state->row(draw.position + uint32_t(i), stream), scratch);
+        return sample_row(k, draw.logits.row(i), vocabulary, row_of(draw, i, stream), scratch);
     });
 }
 
@@ -97,7 +103,7 @@ Tokens accept_or_replace(Pool& pool, const Kernels& k, std::span<const Draw> dra
     return along_drafts(pool, draws, [&](size_t d, int i, SampleScratch& scratch) {
         const Draw& draw = draws[d];
         const float* row = draw.logits.row(i);
-        const SampleRow how = draw.state->row(draw.position + uint32_t(i), uint32_t(Stream::Sampling));
+        const SampleRow how = row_of(draw, i, uint32_t(Stream::Sampling));
         if (size_t(i) == draw.draft.size() || how.temperature == 0.0) return sample_row(k, row, vocabulary, how, scratch);
         if (!probabilities(k, row, vocabulary, how, scratch, scratch.target)) return kNoToken;
         if (proposals[d].data) {

@@ -10,6 +10,7 @@ from tokenmill.kernels.ops import Int32s
 _I32 = NDArray[np.int32]
 _I64 = NDArray[np.int64]
 _F32 = NDArray[np.float32]
+_U32 = NDArray[np.uint32]
 _F64 = NDArray[np.float64]
 _U8 = NDArray[np.uint8]
 
@@ -112,6 +113,7 @@ def sample(
     states: Sequence[SampleState],
     positions: Sequence[int],
     drafts: Sequence[Sequence[int]],
+    allowed: Sequence[_U32 | None],
     stream: int,
 ) -> list[list[int]]: ...
 def reject(
@@ -122,6 +124,7 @@ def reject(
     states: Sequence[SampleState],
     positions: Sequence[int],
     drafts: Sequence[Sequence[int]],
+    allowed: Sequence[_U32 | None],
     proposals: Sequence[_F32 | None],
 ) -> list[list[int]]: ...
 def likelihoods(

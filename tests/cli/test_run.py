@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,6 +161,7 @@ BAD = [
     (["{model}", "x", "--speculate", "medusa"], "--speculate is 'medusa', but must be ngram, suffix, draft or combined"),
     (["zzz", "x", "--speculate", "draft"], "--speculate draft needs a model: name one with --draft-model"),
     (["zzz", "x", "--speculate", "ngram", "--draft-model", "y"], "--speculate ngram has no use for --draft-model"),
+    (["{model}", "x", "--speculate", "self"], "--speculate is 'self', but must be ngram, suffix, draft or combined"),
     (["zzz", "x", "--draft-tokens", "4"], "--draft-tokens needs --speculate or --draft-model"),
     (["{model}", "x", "--draft-model", "smolm2:135m"], "unknown model 'smolm2:135m': did you mean smollm2:135m"),
     (["{model}", "x", "--max-model-len", "9999999"], "max_model_len is 9999999"),
@@ -175,6 +177,42 @@ def test_errors_are_one_message_on_stderr(model: str, args: list[str], message: 
     assert result.stderr.startswith("tokenmill: ")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def no_drafters(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that cannot draft for SmolLM2."""
+    folder, content = tmp_path_factory.mktemp("drafters"), smollm2_path.read_bytes()
+    (folder / "cut.gguf").write_bytes(content[: len(content) // 2])
+    (folder / "other.gguf").write_bytes(content.replace(b"<|im_start|>", b"<|in_start|>"))
+    (folder / "notes.txt").write_text("no model")
+    return {"missing": folder / "missing.gguf", "cut": folder / "cut.gguf", "other": folder / "other.gguf", "text": folder / "notes.txt"}
+
+
+@pytest.mark.parametrize("command", [["run", "{model}", "x"], ["serve", "{model}", "--port", "0"], ["chat", "{model}"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("missing", "missing.gguf: there is no such file or folder"),
+        ("cut", "cut.gguf: end of tensor .* the file is damaged or truncated, fetch it again"),
+        (
+            "other",
+            "other.gguf has another vocabulary than the model it drafts for .*: choose a smaller model",
+        ),
+        ("text", "notes.txt is neither a .gguf file nor a folder with"),
+    ],
+)
+def test_a_model_that_cannot_draft_is_one_message(
+    model: str, no_drafters: dict[str, Path], command: list[str], drafter: str, message: str
+) -> None:
+    args = [arg.format(model=model) for arg in command]
+    result = subprocess.run(
+        [*COMMAND[:-1], *args, "--max-model-len", "64", "--speculate", "draft", "--draft-model", str(no_drafters[drafter])],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    (told,) = result.stderr.splitlines()
+    assert re.fullmatch(f"tokenmill: .*{message}.*", told), told
 
 
 def test_input_that_is_not_utf8_is_refused(model: str) -> None:

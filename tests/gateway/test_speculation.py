@@ -3,13 +3,17 @@ as often as the script says, and of the real SmolLM2."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import serving
 
@@ -207,3 +211,46 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(real: list[ser
     plain, drafted = (answer(each, "smol", path, body) for each in real)
     assert drafted["choices"] == plain["choices"]
     assert served.metric("spec_decode_num_accepted_tokens_total") > 0, "text that repeats itself is guessed"
+
+
+@pytest.mark.parametrize("who", [["--speculate", "suffix"], ["--draft-model", "{model}", "--draft-tokens", "4"]], ids=["suffix", "draft"])
+async def test_streams_closed_at_any_point_leave_nothing_behind(real: list[serving.Served], smollm2_path: Path, who: list[str]) -> None:
+    """Every draft is verified in full, so that most are closed while one is. Some streams beside them go on to their end."""
+    options = ["--port", "0", "--served-model-name", "smol", "--max-model-len", "128", "--kv-memory-gb", "0.006"]
+    more = [option.format(model=smollm2_path) for option in who]
+    rng = random.Random(7)
+    asked = [
+        {"prompt": prompt, "seed": 1, "max_tokens": 80, "extra_body": {"ignore_eos": True}} | {"temperature": temperature}
+        for prompt in (COUNT, COUNT[7:], COUNT[14:])
+        for temperature in (0, 0.7)
+    ]
+    with real[0].openai() as client:
+        wanted = [client.completions.create(model="smol", **each).choices[0].text for each in asked]
+    with serving.running([sys.executable, str(serving.HERE / "eager.py"), "serve", str(smollm2_path), *options, *more]) as process:
+        served = serving.Served(process, "")
+        served.url = served.until_ready("ready").split(" s: ")[1].split("/v1")[0]
+        async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+            places = asyncio.Semaphore(9)
+
+            async def ask(number: int, chunks: int) -> str | None:
+                """The text; None if it is left after so many chunks."""
+                async with places, await client.completions.create(model="smol", stream=True, **asked[number]) as stream:
+                    text = ""
+                    async for chunk in stream:
+                        if chunks == 0:
+                            return None
+                        chunks -= 1
+                        text += chunk.choices[0].text
+                    return text
+
+            crowd = [(rng.randrange(len(asked)), 1000 if i % 8 == 0 else rng.randrange(14)) for i in range(80)]
+            texts = await asyncio.gather(*(ask(*each) for each in crowd))
+            assert texts.count(None) >= 60, "they were left before their end"
+            assert all(text in (None, wanted[number]) for (number, _), text in zip(crowd, texts, strict=True))
+            serving.until(lambda: served.metric("num_requests_running") == 0)
+            serving.until(lambda: served.metric('kv_cache_frames{model_name="smol",state="used"}') == 0)
+            assert await asyncio.gather(*(ask(number, 1000) for number in range(len(asked)))) == wanted
+        assert served.metric("spec_decode_num_accepted_tokens_total") > 300
+        assert served.metric("num_preemptions_total") > 0
+        assert served.get("/health").status_code == 200
+        assert served.metric("num_requests_waiting") == 0

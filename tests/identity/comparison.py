@@ -16,6 +16,9 @@ from tokenmill.core.messages import Generate
 from tokenmill.core.types import FRAME, FinishReason, TokenLogprobs
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
+from tokenmill.kernels.layout import KVLayout
+from tokenmill.models.loader import describe
+from tokenmill.models.source import Source
 
 Key = tuple[int, int]
 """(arrival, choice)."""
@@ -32,7 +35,7 @@ class Answer:
     stop_token: int | None = None
     cached_tokens: int = 0
     sparsified_from: int | None = None
-    dropped_tokens: int = 0
+    dropped_tokens: list[int] = field(default_factory=list)
 
 
 def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -> dict[Key, Answer]:
@@ -67,7 +70,8 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -
             answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
             answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
             answer.cached_tokens = output.cached_tokens
-            answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
+            answer.sparsified_from = output.sparsified_from
+            answer.dropped_tokens += output.dropped_tokens or [0] * len(output.tokens)
         step += 1
         assert step < 20_000, "the engine does not come to an end"
     unanswered = [key for key, answer in answers.items() if answer.finish_reason is None]
@@ -132,15 +136,16 @@ class Alone:
                     answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
                     answer.finish_reason, answer.stop_token = output.finish_reason, output.stop_token
                     answer.cached_tokens = output.cached_tokens
-                    answer.sparsified_from, answer.dropped_tokens = output.sparsified_from, output.dropped_tokens
+                    answer.sparsified_from = output.sparsified_from
+                    answer.dropped_tokens += output.dropped_tokens or [0] * len(output.tokens)
         assert answer.cached_tokens == 0, "a run alone found its prompt in the cache"
         return answer
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine is built with. frames: of the KV pool. drafts: the method of speculation; a draft model is the model itself.
-    Its text is enough to build the same engine again."""
+    """What an engine is built with. frames: of the KV pool. drafts: the method of speculation, of up to draft_tokens; drafter: the draft
+    model, None for the model itself. Its text is enough to build the same engine again, but for who drafts."""
 
     max_batch_size: int = 16
     chunk_size: int = 512
@@ -150,6 +155,8 @@ class Setting:
     frames: int = 512
     threads: int = 2
     drafts: str = field(default="none", repr=False)
+    draft_tokens: int = field(default=12, repr=False)
+    drafter: Path | None = field(default=None, repr=False)
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -173,16 +180,22 @@ class Setting:
         }
         frame_bytes = FRAME * kv_bytes_per_token
         if self.drafts != "none":
-            settings["speculative_config"] = {"method": self.drafts, "num_speculative_tokens": 12}
+            settings["speculative_config"] = {"method": self.drafts, "num_speculative_tokens": self.draft_tokens}
         if self.drafts in ("draft", "combined"):
-            settings["speculative_config"]["model"] = str(model)
-            frame_bytes *= 2
+            settings["speculative_config"]["model"] = str(self.drafter or model)
+            frame_bytes += frame_bytes if self.drafter is None else _frame_bytes(self.drafter)
         memory = {"memory_budget_gb": (self.frames + 0.5) * frame_bytes / 2**30}
         settings |= cache | {"kv_cache_config": cache.get("kv_cache_config", {}) | memory}
         engine = build_engine(EngineConfig.from_settings(model=str(model), **settings))
         assert engine.info.kv_bytes // frame_bytes == self.frames
         engine._runner._tape.fill_kv(0xFF)  # what was never written is NaN
         return engine
+
+
+def _frame_bytes(model: Path) -> int:
+    """Of a frame of bf16."""
+    _, program = describe(Source.open(model))
+    return KVLayout.single(program).frame_bytes(program.shape.head_dim)
 
 
 class Trial:
@@ -195,7 +208,8 @@ class Trial:
         self.engine = setting.build(alone.model, alone.cache, alone.info.kv_bytes_per_token)
         self.cases = 0
         self._alone = alone
-        self._name = f"{setting}, {alone.cache}, seed {seed}" + ("" if setting.drafts == "none" else f", drafts by {setting.drafts}")
+        drafts = "" if setting.drafts == "none" else f", up to {setting.draft_tokens} drafted by {setting.drafts}"
+        self._name = f"{setting}, {alone.cache}, seed {seed}{drafts}"
         self._setting = setting
         self._rng = random.Random(self._name)
         self._cached: dict[str, list[list[int]]] = {}

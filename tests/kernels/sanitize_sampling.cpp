@@ -48,6 +48,8 @@ void draw_and_verify(Random& random, Pool& one, Pool& three, const Kernels& k, i
     std::vector<SampleState> states;
     std::vector<std::vector<float>> logits, proposed;
     std::vector<std::vector<int32_t>> drafts;
+    std::vector<std::vector<uint32_t>> masks;
+    const int words = (vocabulary + 31) / 32;
     for (int i = 0; i < kDraws; ++i) {
         states.push_back(state_of(random, vocabulary));
         drafts.emplace_back(below(random, 6));
@@ -56,11 +58,13 @@ void draw_and_verify(Random& random, Pool& one, Pool& three, const Kernels& k, i
         proposed.push_back(rows_of(random, int(drafts[i].size()) + 1, vocabulary));
         proposed[i].resize(drafts[i].size() * size_t(vocabulary));
         proposed[i].shrink_to_fit();
+        masks.emplace_back((drafts[i].size() + 1) * words);
+        for (uint32_t& word : masks[i]) word = random() | random();
     }
     std::vector<Draw> draws;
     std::vector<Proposal> proposals;
     for (int i = 0; i < kDraws; ++i) {
-        draws.push_back({{logits[i].data(), vocabulary}, &states[i], uint32_t(i), drafts[i]});
+        draws.push_back({{logits[i].data(), vocabulary}, &states[i], uint32_t(i), drafts[i], {i % 3 ? nullptr : masks[i].data(), words}});
         proposals.push_back({i % 2 ? proposed[i].data() : nullptr, vocabulary});
     }
     const Tokens tokens = draw_along(one, k, draws, vocabulary, 0);

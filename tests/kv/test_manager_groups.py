@@ -97,7 +97,7 @@ def test_dropped_frames_come_back_although_their_prefix_is_in_use() -> None:
     kv.sparsify("a", Rung(320, 0))
     freed = 320 // FRAME - 2 - 4
     assert kv.available == before + freed
-    assert (kv.dropped("a"), kv.use().dropped) == (freed * FRAME, freed)
+    assert (kv.dropped("a", 320), kv.use().dropped) == (freed * FRAME, freed)
     assert [kv.tables("a")[1].first[1], list(kv.tables("a")[1].starts)] == [-1, [0, 2, 36]]
     kv.check_integrity()
 

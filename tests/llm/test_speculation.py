@@ -13,7 +13,7 @@ import pytest
 from guesser import Guesser, engines_guess_by
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
-from tokenmill.core.types import FRAME, SpeculationUsage
+from tokenmill.core.types import SpeculationUsage
 from tokenmill.llm import RequestOutput
 
 COUNT = "Count: one, two, three, four, five, six, seven, eight, nine, ten. Count again: one, two,"
@@ -168,13 +168,9 @@ def test_what_is_given_up_behind_a_stop_string_is_not_told(smollm2_path: Path, m
                 stop = plain.tokenizer.decode(tokens[:end])
                 params = params_of(base | {"stop": (stop,), "include_stop_str_in_output": True})
                 wanted, result = (llm.generate(prompt, params)[0] for llm in (plain, drafting))
-                told.add(wanted.usage.kv.sparsified_from)
-                # Heads that look back a fixed distance drop a frame every 8 tokens, and the step told it of those up to its first.
-                assert 0 <= wanted.usage.kv.dropped_tokens - result.usage.kv.dropped_tokens <= FRAME
-                assert wanted.usage.kv.sparsified_from == result.usage.kv.sparsified_from
-                result.usage.kv = wanted.usage.kv
+                told.add(wanted.usage.kv.dropped_tokens)
                 same(wanted, result)
-            assert len(told) == 2, "some answers end before the first point, some behind it"
+            assert len(told) > 3, "some answers end before the first point, some behind it, where more goes with every frame"
 
 
 def test_prompts_together_answer_as_without(plain: LLM, drafting: LLM, guesser: Guesser) -> None:

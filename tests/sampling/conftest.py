@@ -116,6 +116,34 @@ class Oracle:
         return np.where(stands, proposed, others)
 
 
+class Turning:
+    """A mask that forbids one token, another after each that comes, by all of those."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.seen: list[int] = []
+        self._vocabulary = vocabulary
+
+    @staticmethod
+    def forbidden(seen: Sequence[int], vocabulary: int) -> int:
+        return (sum(seen) + len(seen)) % vocabulary
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        bits = np.ones((self._vocabulary + 31) // 32 * 32, np.uint8)
+        bits[self.forbidden(self.seen, self._vocabulary)] = 0
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def observe(self, token: int) -> None:
+        self.seen.append(token)
+
+    def retract(self, token: int) -> None:
+        assert self.seen.pop() == token, "what was not observed last is taken back"
+
+
+@pytest.fixture(scope="session")
+def turning() -> type[Turning]:
+    return Turning
+
+
 @pytest.fixture(scope="session")
 def oracle() -> type[Oracle]:
     return Oracle

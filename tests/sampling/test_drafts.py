@@ -40,10 +40,19 @@ class Wanted(NamedTuple):
     right: int
     broken: int
     """Which of its rows has no finite maximum."""
+    masked: bool = False
 
 
 WANTED = st.builds(
-    Wanted, SETTINGS, st.integers(0, 3), st.integers(1, 9), st.integers(0, 6), st.integers(0, 7), st.integers(0, 7), st.integers(0, 30)
+    Wanted,
+    SETTINGS,
+    st.integers(0, 3),
+    st.integers(1, 9),
+    st.integers(0, 6),
+    st.integers(0, 7),
+    st.integers(0, 7),
+    st.integers(0, 30),
+    st.booleans(),
 )
 
 
@@ -57,21 +66,23 @@ class Case(NamedTuple):
     draft: list[int]
     tokens: list[int]
     """What one by one gives."""
+    mask: type | None
 
     def state(self, tokens=()):
-        state = SamplerState(self.params, self.choice, self.prompt, self.ends)
+        mask = None if self.mask is None else self.mask(self.rows.shape[1])
+        state = SamplerState(self.params, self.choice, self.prompt, self.ends, mask)
         for token in [*self.output, *tokens]:
             state.observe(token)
         return state
 
 
-def case_of(wanted, vocabulary, rng, sampler):
+def case_of(wanted, vocabulary, rng, sampler, mask=None):
     """Draws one by one, each time with a state that has seen nothing but the tokens before, and drafts what comes out or something else."""
     prompt, output, ends = (rng.integers(0, vocabulary, n).tolist() for n in (wanted.prompt, wanted.output, 2))
     rows = (rng.standard_normal((wanted.drafted + 1, vocabulary)) * rng.choice([0.1, 2.0])).astype(np.float32)
     rows[wanted.broken :][:1] = np.nan
     params = SamplingParams(**wanted.settings).check(vocabulary)
-    case = Case(params, wanted.choice, prompt, output, ends, rows, [], [])
+    case = Case(params, wanted.choice, prompt, output, ends, rows, [], [], mask if wanted.masked else None)
     for i in range(wanted.drafted + 1):
         ((token,),) = sampler.sample(rows, [Draw(i, case.state(case.tokens), len(prompt) + len(output) + i)])
         case.tokens.append(token)
@@ -94,19 +105,22 @@ def draws_of(cases):
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(wanted=st.lists(WANTED, min_size=1, max_size=5), vocabulary=st.sampled_from([2, 3, 16, 300]), seed=st.integers(0, 2**32))
-def test_any_draft_gives_the_tokens_that_come_one_by_one(oracle, fast_pool, wanted, vocabulary, seed):
+def test_any_draft_gives_the_tokens_that_come_one_by_one(oracle, turning, fast_pool, wanted, vocabulary, seed):
     rng, sampler = np.random.default_rng(seed), Sampler(fast_pool)
-    cases = [case_of(w, vocabulary, rng, sampler) for w in wanted]
+    cases = [case_of(w, vocabulary, rng, sampler, turning) for w in wanted]
     logits, draws = draws_of(cases)
     tokens = [case.tokens for case in cases]
     assert sampler.sample(logits, draws) == tokens
     assert sampler.sample(logits, draws) == tokens, "a state has changed"
     for case, draw in zip(cases, draws, strict=True):
         for i, token in enumerate(case.tokens):
+            history = case.output + case.tokens[:i]
+            z = oracle.edited(case.rows[i], case.params, case.prompt, history, case.ends)
+            if case.mask is not None:
+                z[case.mask.forbidden(history, vocabulary)] = -np.inf
             if token == NO_TOKEN:
-                assert not np.isfinite(case.rows[i].max())
+                assert not np.isfinite(case.rows[i].max()) or (case.mask is not None and not np.isfinite(z.max()))
                 continue
-            z = oracle.edited(case.rows[i], case.params, case.prompt, case.output + case.tokens[:i], case.ends)
             assert token in oracle.tokens(z, case.params, case.choice, draw.position + i)
 
 
@@ -183,6 +197,21 @@ def test_what_was_not_observed_cannot_be_taken_back():
         state.retract(5)
     with pytest.raises(ValueError, match="token 5 was not observed"):
         SamplerState(SamplingParams(seed=0), 0, [3], ()).retract(5)
+
+
+def test_a_mask_holds_where_nothing_else_is_left(fast_pool, turning):
+    """Rather no token than one that it forbids: the end is banned, and the only other one is not allowed."""
+    state = SamplerState(SamplingParams(seed=0, min_tokens=5), 0, [0], [1], turning(2))
+    draws = [Draw(0, state, 1)]
+    assert Sampler(fast_pool).sample(np.zeros((1, 2), np.float32), draws) == [[NO_TOKEN]]
+    assert Sampler(fast_pool).reject(np.zeros((2, 2), np.float32), [Draw(0, state, 1, [1])], [None]) == [[NO_TOKEN]]
+
+
+def test_a_mask_of_another_vocabulary_is_refused(fast_pool, turning):
+    draws = [Draw(0, SamplerState(SamplingParams(seed=0), 0, [0], (), turning(32)), 1, [1])]
+    assert len(Sampler(fast_pool).sample(np.zeros((2, 32), np.float32), draws)) == 1
+    with pytest.raises(ValueError, match="a bit for each token of the vocabulary"):
+        Sampler(fast_pool).sample(np.zeros((2, 33), np.float32), draws)
 
 
 def test_a_draft_that_does_not_fit_is_refused(fast_pool):

@@ -83,29 +83,32 @@ def test_a_shared_stream_of_noise_would_be_found(oracle, streams):
     assert worst[STREAMS] < 1 < worst[streams]
 
 
-def joint(oracle, tables, length, params):
+def joint(oracle, tables, length, params, mask=None):
     """The probability of each sequence, by the product of those of its tokens given what is before. tables: [previous token, token]."""
     vocabulary = len(tables)
     p = np.zeros([vocabulary] * length)
     for tokens in itertools.product(range(vocabulary), repeat=length):
         p[tokens] = 1
         for i, token in enumerate(tokens):
-            row = tables[tokens[i - 1] if i else 0]
-            p[tokens] *= oracle.probabilities(oracle.edited(row, params, [0], tokens[:i], []), params)[token]
+            z = oracle.edited(tables[tokens[i - 1] if i else 0], params, [0], tokens[:i], [])
+            if mask is not None:
+                z[mask.forbidden(tokens[:i], vocabulary)] = -np.inf
+            p[tokens] *= oracle.probabilities(z, params)[token]
     return p.reshape(-1)
 
 
-def generated(pool, target, draft, n, length, drafted, certain, **settings):
+def generated(pool, target, draft, n, length, drafted, certain, mask=None, **settings):
     """n sequences as an engine makes them: drafts token by token, verifies, keeps what comes, and drafts again from there.
 
     Logits depend on the token before: rows of the tables. Returns them as numbers, each token a digit, and the share of drafts that stood.
     """
     sampler, vocabulary, apart = Sampler(pool), len(target), length + drafted + 1
-    free = not any(settings.get(name) for name in ("presence_penalty", "frequency_penalty"))
+    free = mask is None and not any(settings.get(name) for name in ("presence_penalty", "frequency_penalty"))
     if free:
         states = [SamplerState(SamplingParams(seed=1, **settings), 0, [0], ())] * n
     else:
-        states = [SamplerState(SamplingParams(seed=seed, **settings), 0, [0], ()) for seed in range(n)]
+        masks = [mask and mask(vocabulary) for _ in range(n)]
+        states = [SamplerState(SamplingParams(seed=seed, **settings), 0, [0], (), masks[seed]) for seed in range(n)]
     made = [[] for _ in range(n)]
     stood = offered = 0
     while going := [i for i in range(n) if len(made[i]) < length]:
@@ -119,7 +122,7 @@ def generated(pool, target, draft, n, length, drafted, certain, **settings):
                 before[r].append(token)
                 states[i].observe(token)
         for b, i in zip(before, going, strict=True):
-            for token in b[1:]:
+            for token in reversed(b[1:]):
                 states[i].retract(token)
         logits = target[before].reshape(-1, vocabulary)
         draws = [Draw(r * (drafted + 1), states[i], at[r], before[r][1:]) for r, i in enumerate(going)]
@@ -155,6 +158,22 @@ def test_sequences_follow_the_joint_distribution_of_the_target(oracle, fast_pool
     found, stood = generated(fast_pool, target, draft, 20_000, 3, drafted, certain, **settings)
     assert excess(found, p) < 1
     assert 0.05 < stood < 0.95
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["draft model", "certain"])
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9, "frequency_penalty": 0.6}], ids=["plain", "filters and penalties"])
+def test_sequences_follow_the_joint_distribution_under_a_mask(oracle, turning, fast_pool, settings, certain):
+    """What is certain knows nothing of the mask, and may be forbidden."""
+    target, draft = np.random.default_rng(6).standard_normal((2, 4, 4)).astype(np.float32)
+    p = joint(oracle, target, 3, SamplingParams(seed=0, **settings), turning)
+    found, stood = generated(fast_pool, target, draft, 20_000, 3, 2, certain, turning, **settings)
+    assert excess(found, p) < 1
+    assert 0.05 < stood < 0.95
+
+
+def test_a_model_of_the_same_mind_is_believed_under_a_mask(turning, fast_pool):
+    table = np.random.default_rng(5).standard_normal((4, 4)).astype(np.float32)
+    assert generated(fast_pool, table, table, 500, 4, 3, False, turning)[1] == 1
 
 
 def test_history_is_seen_by_target_and_draft_alike(oracle, fast_pool):

@@ -59,7 +59,8 @@ def test_work_is_cut_at_points_and_where_weighing_for_them_begins() -> None:
         (280, 300, True, False),
     ]
     assert (one.sparsified_from, one.climbed, s.n_sparsified, s.n_tainted) == (216, 2, 2, 1)
-    assert one.dropped_tokens == s.kv.use().dropped * FRAME > 0
+    assert one.dropped_tokens == [s.kv.use().dropped * FRAME]
+    assert one.dropped_tokens[0] > 0
 
 
 def test_an_uncut_prompt_is_cut_at_points_alone() -> None:
@@ -77,7 +78,7 @@ def test_heads_drop_their_middle_and_slide_from_then_on() -> None:
     assert (one.computed, whole.present, streaming.held(0, 13)) == (104, 13, [(0, 2), (9, 13)])
     spans(s, 16)
     assert streaming.held(0, 15) == [(0, 2), (11, 15)]
-    assert one.dropped_tokens == 9 * FRAME
+    assert one.dropped_tokens == [9 * FRAME]
 
 
 def test_without_a_strategy_a_sequence_ends_at_its_budget() -> None:
@@ -95,7 +96,7 @@ def test_without_a_strategy_a_sequence_ends_at_its_budget() -> None:
 
 def test_a_prompt_beyond_its_budget_is_refused_with_numbers() -> None:
     s = scheduler(SparsePolicy(), Whole(), Whole())
-    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 12 KV frames of 8 tokens, .* is 10: .*_gb 1\.20-fold"):
+    with pytest.raises(KVBudgetTooSmall, match=r"prompt has 41 tokens, .* take 12 KV frames, but .* is 10: .*_gb 1\.20-fold"):
         s.add(sequence("a", 41, budget=10))
     assert not s.has_work
     assert s.n_refused == 1
@@ -153,7 +154,7 @@ def test_a_preempted_sequence_takes_full_frames_again_and_drops_at_the_same_poin
     s.add(Sequence("vip", 0, [2] * 150, SamplingParams(max_tokens=2), 1, priority=0, arrival=2.0))
     one.priority = 2
     advance(s)
-    assert (one.running, one.computed, one.sparsified_from, one.dropped_tokens) == (False, 0, None, 0)
+    assert (one.running, one.computed, one.sparsified_from, one.dropped_tokens) == (False, 0, None, [])
     advance(s)
     s.abort("vip")
     while one.sparsified_from is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -163,6 +163,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"speculative_config: acceptance_threshold is {self.acceptance_threshold}, but must be between 0 and 1",
                 param="acceptance_threshold",
             )
+        asked = any(getattr(self, field.name) != field.default for field in msgspec.structs.fields(self))
+        if asked and self.method is None and self.model is None:
+            raise ConfigError(
+                "speculative_config says how to draft, but not who does: choose method suffix, or name a smaller model", param="method"
+            )
         if self.method in ("draft", "combined") and self.model is None:
             raise ConfigError(f"speculative_config: method {self.method} needs a model: name one, or choose ngram or suffix", param="model")
         if self.model is not None and self.method not in (None, "draft", "combined"):
@@ -276,8 +281,16 @@ def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
         try:
             values[key] = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{path} is {value!r}: {error}", param=path) from None
+            words = ", ".join(_words(kind)) if isinstance(value, str) else ""
+            why = f", but must be one of: {words}" if words else f": {error}"
+            raise ConfigError(f"{path} is {value!r}{why}", param=path) from None
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where or cls.__name__}: {error}", param=where or None) from None
+
+
+def _words(kind: Any) -> list[str]:
+    """The strings that a setting of this type may be, if it is not any string."""
+    found = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
+    return [*found, "a number"] if found and int in get_args(kind) else found

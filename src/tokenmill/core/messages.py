@@ -64,8 +64,8 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     """When the sequence first entered a step (arrival to here is the queue time)."""
     sparsified_from: int | None = None
     """The position from which on the sequence has not seen all its keys and values, because its KV budget ran low."""
-    dropped_tokens: int = 0
-    """Positions that some KV head no longer has for that reason."""
+    dropped_tokens: list[int] = []
+    """Beside `tokens`, if there is such a position: how many positions some KV head no longer had for that reason; 0 before it."""
     drafted: int = 0
     """Length of the draft that the step verified. What was right of it are all of `tokens` but the last."""
 

@@ -256,7 +256,7 @@ class Engine:
             cached_tokens=sequence.cached_tokens,
             first_scheduled=sequence.first_scheduled or 0.0,
             sparsified_from=sequence.sparsified_from,
-            dropped_tokens=sequence.dropped_tokens,
+            dropped_tokens=sequence.dropped_tokens[: len(tokens)],
         )
 
     def _rest(self) -> None:

@@ -134,8 +134,8 @@ class Completion:
         self._metrics.generated(kept)
         if output.drafted:
             self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
-        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
-            self._sparsified[index] = output.sparsified_from, output.dropped_tokens
+        if output.sparsified_from is not None and kept and (dropped := output.dropped_tokens[kept - 1]):
+            self._sparsified[index] = output.sparsified_from, dropped
         if delta is None:
             return None
         if delta.finish_reason is not None:

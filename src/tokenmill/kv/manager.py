@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from tokenmill.core.config import BlockManagerConfig
-from tokenmill.core.types import FRAME
+from tokenmill.core.types import FRAME, Streaming
 from tokenmill.kv.budget import WEIGHED, Ladder, Rung, SparsePolicy, lightest
 from tokenmill.kv.counts import KVCounts, KVUse
 from tokenmill.kv.footprint import Footprint, frames_for
@@ -211,10 +211,14 @@ class KVManager:
             self._slide(holding)
         self._n_dropped += before - holding.present
 
-    def dropped(self, seq_id: Hashable) -> int:
-        """Positions that a sparse sequence no longer has in the group without a window that has lost most."""
-        tables = zip(self._holdings[seq_id].tables, self.groups, strict=True)
-        return FRAME * max(table.n_holes for table, group in tables if not isinstance(group.retention, Window))
+    def dropped(self, seq_id: Hashable, computed: int) -> int:
+        """Positions that a sparse sequence no longer had in the group without a window that had lost most, when it had computed so
+        many tokens: one that its last point has led to."""
+        holding = self._holdings[seq_id]
+        sliding = [follower for follower in self._store.followers if isinstance(follower.retention, Streaming)]
+        lost = [follower.low(computed) - follower.sinks for follower in sliding]
+        lost += [table.n_holes for table, group in zip(holding.tables, self.groups, strict=True) if isinstance(group.retention, Whole)]
+        return FRAME * max(lost)
 
     def truncate(self, seq_id: Hashable, n_tokens: int) -> None:
         """Give back the frames beyond positions [0, n_tokens); shared ones cannot be cut off."""

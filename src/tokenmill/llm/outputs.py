@@ -114,8 +114,8 @@ class Collector:
         if output.drafted:
             self._speculation.add(output.drafted, min(kept, len(output.tokens) - 1))
             usage.speculation = self._drafted()
-        if output.sparsified_from is not None and kept == len(output.tokens):  # the last of them made the step give up something
-            self._sparsified[output.choice] = output.sparsified_from, output.dropped_tokens
+        if output.sparsified_from is not None and kept and (dropped := output.dropped_tokens[kept - 1]):
+            self._sparsified[output.choice] = output.sparsified_from, dropped
             usage.kv = KVUsage.over(usage.kv.format, self._sparsified.values())
         if delta is None:
             return False

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokenmill import _native
 from tokenmill.core.types import TokenLogprobs
 from tokenmill.kernels.native import Pool
+from tokenmill.sampling.mask import Words
 from tokenmill.sampling.state import SamplerState
 
 F32 = npt.NDArray[np.float32]
@@ -34,6 +35,26 @@ class Draw(NamedTuple):
     draft: Sequence[int] = ()
 
 
+class _Columns(NamedTuple):
+    """Draws as the native sampler takes them."""
+
+    rows: list[int]
+    states: list[_native.SampleState]
+    positions: list[int]
+    drafts: list[Sequence[int]]
+    allowed: list[Words | None]
+
+
+def _columns(draws: Sequence[Draw]) -> _Columns:
+    return _Columns(
+        [d.row for d in draws],
+        [d.state.native for d in draws],
+        [d.position for d in draws],
+        [d.draft for d in draws],
+        [d.state.allowed(d.draft) for d in draws],
+    )
+
+
 class Question(NamedTuple):
     """How likely was `token` under row `row`, and which were the `top` likeliest tokens?"""
 
@@ -54,8 +75,7 @@ class Sampler:
         The last may be `NO_TOKEN`, from a row without a finite maximum. logits: float32 [rows, vocabulary]. `stream`: of the noise.
         States are as before afterwards. ValueError for a row or a token that does not exist.
         """
-        rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
-        return _native.sample(self._pool.native, self._pool.variant, logits, rows, states, positions, [d.draft for d in draws], stream)
+        return _native.sample(self._pool.native, self._pool.variant, logits, *_columns(draws), stream)
 
     def reject(self, logits: F32, draws: Sequence[Draw], proposals: Sequence[F32 | None]) -> list[list[int]]:
         """As `sample`, but each token of a draft stands with probability min(1, p / q), else one of max(0, p - q) replaces it and is the
@@ -65,8 +85,7 @@ class Sampler:
         `sample` drew the draft with `stream=PROPOSING` and the tokens before it observed; or None for a draft that is certain. Whether a
         token is put forward may depend on its row there, never on which token was drawn from it.
         """
-        rows, states, positions = [d.row for d in draws], [d.state.native for d in draws], [d.position for d in draws]
-        return _native.reject(self._pool.native, self._pool.variant, logits, rows, states, positions, [d.draft for d in draws], proposals)
+        return _native.reject(self._pool.native, self._pool.variant, logits, *_columns(draws), proposals)
 
     def likelihoods(self, logits: F32, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """Log-probabilities under softmax(logits), before any bias, penalty or filter; in nats."""

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.kv_spelling import at_least
-from tokenmill.core.types import FRAME
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import MISS
 from tokenmill.scheduler.plan import Limits, Reservation, Work, plan
@@ -155,7 +154,7 @@ class Scheduler:
             if sequence.ladder is not None:
                 if weighs:
                     sequence.weigh(weights[sequence])
-                self._climb(sequence)
+                self._climb(sequence, len(new))
             if covered is not None and sequence.target <= covered:
                 self.kv.truncate(sequence.id, covered)
 
@@ -208,8 +207,8 @@ class Scheduler:
             done = self.kv.reserve(sequence.id, n_tokens, step, keep)
             assert done, f"the plan promised {need} frames to {sequence.id}, but {self.kv.available} are available"
 
-    def _climb(self, sequence: Sequence) -> None:
-        """Give up frames at a point of the budget."""
+    def _climb(self, sequence: Sequence, n_new: int) -> None:
+        """Give up frames at a point of the budget. n_new: tokens that the step gave; if there are several, only the last leads to one."""
         rung = sequence.rung
         if rung is not None and sequence.computed == rung.point:
             self.kv.sparsify(sequence.id, rung, () if sequence.weights is None else sequence.weights.tolist())
@@ -220,7 +219,8 @@ class Scheduler:
                 sequence.sparsified_from = rung.point
                 self.n_tainted += 1
         if sequence.sparsified_from is not None:
-            sequence.dropped_tokens = self.kv.dropped(sequence.id)
+            ends, first = range(sequence.computed - n_new + 1, sequence.computed + 1), sequence.sparsified_from
+            sequence.dropped_tokens = [self.kv.dropped(sequence.id, end) if end >= first else 0 for end in ends]
 
     def _check_fit(self, sequence: Sequence, max_tokens: int) -> None:
         """Refuse what could not run even alone."""
@@ -231,7 +231,7 @@ class Scheduler:
             more = ladder.enough(prompt_len) / budget
             least = f"per_request_budget_gb {at_least(more, 2)}-fold" if asked is None else f"kv_budget_mb to {at_least(more * asked)}"
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens, whose keys and values take {ladder.peak(prompt_len)} KV frames of {FRAME} tokens, but "
+                f"prompt has {prompt_len} tokens, whose keys and values take {ladder.peak(prompt_len)} KV frames, but "
                 f"the request's KV budget{'' if asked is None else f' of {asked:g} MB'} is {budget}: shorten the prompt or raise {least}",
                 param="kv_budget_mb",
             )
@@ -239,8 +239,7 @@ class Scheduler:
         need, total = self.kv.fresh(MISS, most, self.limits.chunk, ladder), self.kv.n_frames
         if need > total:
             raise KVBudgetTooSmall(
-                f"prompt has {prompt_len} tokens and max_tokens is {max_tokens}: together {need} KV frames of {FRAME} tokens, "
-                f"but the KV pool has {total} ({total * FRAME // self.kv.n_groups} tokens): shorten the prompt, lower max_tokens or raise "
-                "memory_budget_gb",
+                f"prompt has {prompt_len} tokens and max_tokens is {max_tokens}, which together take {need} KV frames, but the KV pool has "
+                f"{total}: shorten the prompt, lower max_tokens or raise memory_budget_gb",
                 param="max_tokens",
             )

@@ -27,8 +27,8 @@ class Sequence:
     running: whether it has a place in the batch and frames.
     kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
     scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
-    has not seen everything. dropped_tokens: positions that some KV group no longer has. weights: of frames, as gathered so far for the
-    next point. All these go back to nothing with preemption.
+    has not seen everything. dropped_tokens: for each token that the last step gave, positions that some KV group no longer had.
+    weights: of frames, as gathered so far for the next point. All these go back to nothing with preemption.
     draft: tokens that somebody expects from `target` on, for the next step to verify as far as it has room.
     finish_reason, stop_token: set by whoever ends the sequence.
     """
@@ -51,7 +51,7 @@ class Sequence:
     ladder: Ladder | None = field(default=None, init=False)
     climbed: int = field(default=0, init=False)
     sparsified_from: int | None = field(default=None, init=False)
-    dropped_tokens: int = field(default=0, init=False)
+    dropped_tokens: list[int] = field(default_factory=list, init=False)
     weights: Weights | None = field(default=None, init=False)
     draft: tuple[int, ...] = field(default=(), init=False)
     cached_tokens: int = field(default=0, init=False)
@@ -146,6 +146,7 @@ class Sequence:
 
     def restart(self) -> None:
         """Nothing is computed any more."""
-        self.computed = self.climbed = self.dropped_tokens = 0
+        self.computed = self.climbed = 0
         self.sparsified_from = self.weights = None
+        self.dropped_tokens = []
         self.draft = ()
