@@ -208,7 +208,7 @@ class Trial:
         self.engine = setting.build(alone.model, alone.cache, alone.info.kv_bytes_per_token)
         self.cases = 0
         self._alone = alone
-        drafts = "" if setting.drafts == "none" else f", up to {setting.draft_tokens} drafted by {setting.drafts}"
+        drafts = "" if setting.drafts == "none" else f", drafts by {setting.drafts}"
         self._name = f"{setting}, {alone.cache}, seed {seed}{drafts}"
         self._setting = setting
         self._rng = random.Random(self._name)

@@ -208,7 +208,7 @@ def digits_and_signs(smollm2_path: Path, pool: RequestPool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "combined"])
-@pytest.mark.usefixtures("any_length")
+@pytest.mark.usefixtures("any_length", "one_mind")
 def test_a_mask_sees_accepted_tokens_one_by_one(
     pool: RequestPool, smollm2_path: Path, digits_and_signs: tuple[Tokenizer, list[Request]], method: str
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_mask_sees_accepted_tokens_one_by_one(
     assert right > 0.97 * verified or method != "draft", "the draft model goes by the same mask"
 
 
-@pytest.mark.usefixtures("any_length")
+@pytest.mark.usefixtures("any_length", "one_mind")
 def test_by_rejection_a_mask_holds_for_both_models(smollm2_path: Path, digits_and_signs: tuple[Tokenizer, list[Request]]) -> None:
     tokenizer, requests = digits_and_signs
     chosen = {"model": str(smollm2_path), "verify": "rejection", "num_speculative_tokens": 5}
@@ -255,8 +255,8 @@ def test_a_draft_longer_than_what_is_left_changes_nothing(smollm2_path: Path, me
     for i, request in enumerate(requests):
         assert len(wanted[i, 0].tokens) == request.params.max_tokens
         assert (found[i, 0].tokens, found[i, 0].finish_reason) == (wanted[i, 0].tokens, wanted[i, 0].finish_reason)
-    assert drafting._speculator is not None
-    longest = len(drafting._speculator.total.drafted)
+    assert drafting.speculator is not None
+    longest = len(drafting.speculator.total.drafted)
     assert longest == 64 - 16 - 2, "beside the token that the step draws, and behind the one that the prompt's step drew"
 
 
@@ -303,8 +303,8 @@ def test_nobody_is_preempted_for_a_draft(pool: RequestPool, smollm2_path: Path, 
             Setting(5, frames=24, sharing=sharing, drafts=who).build(smollm2_path, {}, pool.alone.info.kv_bytes_per_token)
             for who in ("none", "ngram")
         ]
-        assert engines[1]._speculator is not None
-        engines[1]._speculator._proposer = Wrong({request.prompt: pool.alone.tokens(request) for request in requests})
+        assert engines[1].speculator is not None
+        engines[1].speculator._proposer = Wrong({request.prompt: pool.alone.tokens(request) for request in requests})
         mix = [Arrival(i % 5, 3 * i, 1, "", None, None) for i in range(10)]
         for engine in engines:
             for (i, _), answer in serve(engine, requests, mix).items():
