@@ -75,6 +75,8 @@ def draw(pictures: Sequence[Picture], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    series = dict.fromkeys(label for picture in pictures if isinstance(picture, Bars) for label in picture.values)
+    colours = {label: f"C{number}" for number, label in enumerate(series)}  # the same in all pictures
     places = max(1, len(pictures))
     figure, axes = pyplot.subplots(1, places, figsize=(7 * places, 5), squeeze=False, layout="constrained")
     for picture, ax in zip(pictures, axes[0], strict=False):
@@ -82,7 +84,7 @@ def draw(pictures: Sequence[Picture], path: Path) -> None:
             case Chart():
                 _lines(picture, ax)
             case Bars():
-                _bars(picture, ax)
+                _bars(picture, ax, colours)
             case HeatMap():
                 _heat_map(picture, ax)
     figure.savefig(path, format="png", dpi=120)
@@ -107,16 +109,17 @@ def _lines(chart: Chart, ax: Axes) -> None:
         ax.legend(fontsize="small")
 
 
-def _bars(bars: Bars, ax: Axes) -> None:
+def _bars(bars: Bars, ax: Axes, colours: Mapping[str, str]) -> None:
     width = 0.8 / max(1, len(bars.values))
     for i, (label, values) in enumerate(bars.values.items()):
         at = [group + (i + 0.5) * width - 0.4 for group in range(len(bars.groups))]
-        ax.bar(at, [float("nan") if value is None else value for value in values], width, label=label)
+        ax.bar(at, [float("nan") if value is None else value for value in values], width, label=label, color=colours[label])
     ax.set_xticks(range(len(bars.groups)), bars.groups, rotation=30, ha="right", fontsize="small")
     ax.set(title=bars.title, ylabel=bars.y_label)
     ax.grid(alpha=0.3, axis="y")
     if bars.values:
-        ax.legend(fontsize="small")
+        ax.set_ylim(top=1.25 * ax.get_ylim()[1])
+        ax.legend(fontsize="small", loc="upper center", ncols=3)
 
 
 def _heat_map(heat: HeatMap, ax: Axes) -> None:
