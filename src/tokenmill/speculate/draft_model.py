@@ -146,16 +146,16 @@ class DraftModel:
         self._row_seconds: float | None = None  # of catching up with one
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
-        writings = [self._begin(wish) for wish in wishes]
-        asked = [writing for writing in writings if writing is not None][: self._most]
-        seconds = self._seconds(max(1, len(asked)), worth)
-        going = self._catch_up([writing for writing in asked if worth.gain(writing.odds(1.0), seconds) > 0], worth)
+        seconds = self._seconds(len(wishes), worth)
+        hopeful = {most for most in {wish.most for wish in wishes} if worth.gain([1.0] * most, seconds) > 0}  # if all were right
+        writings = [self._begin(wish, wish.most in hopeful) for wish in wishes]
+        going = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
         for writing in going:
-            self._note_break(writing.known, pays=worth.gain(writing.odds(writing.known.rate), seconds) > 0)
+            self._note_break(writing, worth, len(going))
         try:
             while going:
                 worth = self._extend(going, worth)
-                going = [writing for writing in going if worth.gain(writing.odds(writing.known.rate), self._seconds(len(going), worth)) > 0]
+                going = [writing for writing in going if self._pays(writing, worth, len(going))]
         finally:  # a step that fails is planned again, from states as they were
             for writing in filter(None, writings):
                 writing.take_back()
@@ -171,8 +171,8 @@ class DraftModel:
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
 
-    def _begin(self, wish: Wish) -> Writing | None:
-        """None: no draft in this step."""
+    def _begin(self, wish: Wish, hopeful: bool) -> Writing | None:
+        """None: no draft in this step. hopeful: whether one could pay."""
         known = self._known.get(wish.key)
         if known is None:
             known = self._known[wish.key] = Known(Trail(self._marks), self._rate)
@@ -180,7 +180,7 @@ class DraftModel:
         if known.rest:
             known.rest -= 1
             return None
-        if wish.most == 0:
+        if not hopeful:
             return None
         return Writing(wish, known, self._kv.tables(wish.key)[self._group])
 
@@ -232,10 +232,15 @@ class DraftModel:
         """Expected of one token more for one of so many drafts."""
         return (self._costs.seconds(drafts) if self._costs.known else self._share * worth.seconds(drafts)) / drafts
 
-    def _note_break(self, known: Known, pays: bool) -> None:
+    def _pays(self, writing: Writing, worth: Worth, drafts: int) -> bool:
+        """Whether it should get one token more, with so many drafts that do."""
+        return worth.gain(writing.odds(writing.known.rate), self._seconds(drafts, worth)) > 0
+
+    def _note_break(self, writing: Writing, worth: Worth, drafts: int) -> None:
         """A sequence gets a draft. If its tokens are not right often enough, that is to see whether they are still not, and a break
         follows: twice as long as the one before, or half as long if the token was right."""
-        known.rested = 0 if pays else min(BREAKS[1], max(BREAKS[0], 2 * known.rested))
+        known = writing.known
+        known.rested = 0 if self._pays(writing, worth, drafts) else min(BREAKS[1], max(BREAKS[0], 2 * known.rested))
         known.rest = known.rested
 
     def _extend(self, writings: list[Writing], worth: Worth) -> Worth:
