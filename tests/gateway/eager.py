@@ -15,7 +15,7 @@ def work() -> None:
     speculator.choose_lengths = lambda odds, *_: [len(each) for each in odds]  # type: ignore[assignment]
     draft_model.GAIN = 1e9
     Worth.floor = lambda *_: 0.0  # type: ignore[method-assign]
-    Worth.gain = lambda worth, odds, drafting=0.0: float(len(odds))  # type: ignore[method-assign]
+    Worth.gain = lambda worth, odds, drafting=0.0, drafts=1: float(len(odds))  # type: ignore[method-assign]
     Balance.rests = lambda _: False  # type: ignore[method-assign]
     main()
 

@@ -87,7 +87,7 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(speculator, "choose_lengths", chosen)
     monkeypatch.setattr(Worth, "floor", lambda worth, most: 0.0)
-    monkeypatch.setattr(Worth, "gain", lambda worth, odds, drafting=0.0: float(len(odds)))
+    monkeypatch.setattr(Worth, "gain", lambda worth, odds, drafting=0.0, drafts=1: float(len(odds)))
     monkeypatch.setattr(draft_model, "GAIN", 1e9)
     monkeypatch.setattr(Balance, "rests", lambda balance: False)
 

@@ -12,6 +12,7 @@ from tokenmill.core.errors import ConfigError, TokenmillError
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 from tokenmill.engine.loading import load_model
+from tokenmill.engine.speculation import Drafter
 from tokenmill.measure.plot import draw
 from tokenmill.measure.report import Row
 from tokenmill.measure.speculation.limits import limit_rows
@@ -185,8 +186,11 @@ def test_rows_that_cost_nothing_have_drafts_as_long_as_they_can_be_while_real_co
     assert choose_lengths(unlikely, 3, free.seconds, MARGIN) == [2, 0, 1]
 
 
-def test_a_probe_has_drafts_as_long_as_they_can_be_and_leaves_the_costs_as_learned(smollm2_path: Path) -> None:
-    """A model that drafts for itself, with weights that are a little other: nearly always right, and never worth it."""
+def test_a_probe_has_drafts_as_long_as_they_can_be_and_leaves_the_costs_as_learned(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that drafts for itself, with weights that are a little other: nearly always right, and never worth it once that is known."""
+    monkeypatch.setattr(Drafter, "share", 0.2)
     drafts = {"model": str(smollm2_path), "num_speculative_tokens": 4}
     config = EngineConfig.from_settings(model=str(smollm2_path), threads=1, max_model_len=64, max_batch_size=1, speculative_config=drafts)
     method = Method("draft", config, load_model(config))

@@ -62,6 +62,7 @@ def test_gain_is_of_the_best_part() -> None:
     assert worth.gain([0.4, 0.9]) == 0
     assert worth.gain([0.9], drafting=0.3) == pytest.approx(0.1)
     assert worth.gain([]) == 0
+    assert Worth(1, 1.0, lambda rows: 1.0 if rows < 4 else 5.0).gain([0.9], drafts=4) == 0, "four such drafts need rows that cost"
 
 
 def test_a_token_is_worth_less_where_drafts_have_made_tokens_cheap() -> None:

@@ -41,8 +41,8 @@ FIRST_RATE = 0.7
 MEMORY = 32.0
 """Drafted tokens that a share is an average of, about."""
 
-BREAKS = (2, 64)
-"""Steps at least and at most for which a sequence is left alone when drafts for it are not expected to pay."""
+OPEN_MINDED = 16
+"""Each time after so many sequences, one is expected to be drafted for as well as if nothing were known."""
 
 
 class Writing:
@@ -104,9 +104,8 @@ class Writing:
 
 
 class Known:
-    """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rest:
-    steps for which it is left alone yet; rested: how many those were at first. rate: share of its drafted tokens that are right.
-    follows: whether the model has begun to catch up with it."""
+    """A sequence between its drafts. kinds, tokens: the draft for the positions from `start` on, to be held against what comes. rate:
+    share of its drafted tokens that are right. follows: whether the model has begun to catch up with it."""
 
     def __init__(self, trail: Trail, rate: float) -> None:
         self.trail = trail
@@ -114,7 +113,6 @@ class Known:
         self.start = 0
         self.tokens: list[int] = []
         self.kinds: list[int] = []
-        self.rest = self.rested = 0
         self.follows = False
 
 
@@ -142,20 +140,17 @@ class DraftModel:
         self._known: dict[Hashable, Known] = {}
         self._confidence = Confidence()
         self._rate = FIRST_RATE
+        self._n_begun = 0
         self._costs = StepCosts()  # of drafting, by rows
         self._row_seconds: float | None = None  # of catching up with one
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
-        seconds = self._seconds(len(wishes), worth)
-        hopeful = {most for most in {wish.most for wish in wishes} if worth.gain([1.0] * most, seconds) > 0}  # if all were right
-        writings = [self._begin(wish, wish.most in hopeful) for wish in wishes]
+        writings = [self._begin(wish, worth, len(wishes)) for wish in wishes]
         going = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
-        for writing in going:
-            self._note_break(writing, worth, len(going))
         try:
             while going:
                 worth = self._extend(going, worth)
-                going = [writing for writing in going if self._pays(writing, worth, len(going))]
+                going = [writing for writing in going if self._gain(writing.odds(writing.known.rate), worth, len(going)) > 0]
         finally:  # a step that fails is planned again, from states as they were
             for writing in filter(None, writings):
                 writing.take_back()
@@ -163,24 +158,24 @@ class DraftModel:
 
     def outlook(self, wish: Wish, worth: Worth) -> float:
         """Seconds that a draft is expected to save."""
-        known = self._known.get(wish.key)
-        if known is not None and known.rest:
-            return 0.0
-        return worth.gain([self._rate if known is None else known.rate] * wish.most, self._seconds(worth.rows, worth))
+        return self._gain([self._meet(wish.key).rate] * wish.most, worth, worth.rows)
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
 
-    def _begin(self, wish: Wish, hopeful: bool) -> Writing | None:
-        """None: no draft in this step. hopeful: whether one could pay."""
-        known = self._known.get(wish.key)
+    def _meet(self, key: Hashable) -> Known:
+        known = self._known.get(key)
         if known is None:
-            known = self._known[wish.key] = Known(Trail(self._marks), self._rate)
+            rate = self._rate if self._n_begun % OPEN_MINDED else max(self._rate, FIRST_RATE)
+            self._n_begun += 1
+            known = self._known[key] = Known(Trail(self._marks), rate)
+        return known
+
+    def _begin(self, wish: Wish, worth: Worth, drafts: int) -> Writing | None:
+        """None: no draft in this step, because it is not wanted or would not pay."""
+        known = self._meet(wish.key)
         self._learn(known, wish.token_ids)
-        if known.rest:
-            known.rest -= 1
-            return None
-        if not hopeful:
+        if self._gain([known.rate] * wish.most, worth, drafts) <= 0:
             return None
         return Writing(wish, known, self._kv.tables(wish.key)[self._group])
 
@@ -193,7 +188,6 @@ class DraftModel:
             known.rate += (right - known.rate) / MEMORY
             if not right:
                 break
-            known.rested //= 4
         known.tokens, known.kinds = [], []
 
     def _catch_up(self, writings: list[Writing], worth: Worth) -> list[Writing]:
@@ -228,20 +222,10 @@ class DraftModel:
             known.follows = missing * row_seconds <= GAIN * expected * worth.token
         return known.follows
 
-    def _seconds(self, drafts: int, worth: Worth) -> float:
-        """Expected of one token more for one of so many drafts."""
-        return (self._costs.seconds(drafts) if self._costs.known else self._share * worth.seconds(drafts)) / drafts
-
-    def _pays(self, writing: Writing, worth: Worth, drafts: int) -> bool:
-        """Whether it should get one token more, with so many drafts that do."""
-        return worth.gain(writing.odds(writing.known.rate), self._seconds(drafts, worth)) > 0
-
-    def _note_break(self, writing: Writing, worth: Worth, drafts: int) -> None:
-        """A sequence gets a draft. If its tokens are not right often enough, that is to see whether they are still not, and a break
-        follows: twice as long as the one before, or half as long if the token was right."""
-        known = writing.known
-        known.rested = 0 if self._pays(writing, worth, drafts) else min(BREAKS[1], max(BREAKS[0], 2 * known.rested))
-        known.rest = known.rested
+    def _gain(self, odds: Sequence[float], worth: Worth, drafts: int) -> float:
+        """Seconds that the best part of a draft with these odds saves, beside others like it."""
+        seconds = self._costs.seconds(drafts) if self._costs.known else self._share * worth.seconds(drafts)
+        return worth.gain(odds, seconds / drafts, drafts)
 
     def _extend(self, writings: list[Writing], worth: Worth) -> Worth:
         """One more token for each; returns what the step is worth with them."""

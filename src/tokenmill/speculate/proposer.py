@@ -51,14 +51,14 @@ class Worth(NamedTuple):
         """The probability of being reached and right below which no token of drafts of up to `most` pays."""
         return max(0.0, min(map(self.row, range(1, most + 1)), default=0.0) / self.token)
 
-    def gain(self, odds: Sequence[float], drafting: float = 0.0) -> float:
-        """Seconds that the best part of a draft saves. drafting: seconds per drafted token."""
+    def gain(self, odds: Sequence[float], drafting: float = 0.0, drafts: int = 1) -> float:
+        """Seconds that the best part of a draft saves. drafting: seconds per drafted token. drafts: that are like it in this step."""
         best = expected = 0.0
         chance = 1.0
         for length, each in enumerate(odds, 1):
             chance *= each
             expected += chance
-            best = max(best, expected * self.token - length * (self.row(length) + drafting))
+            best = max(best, expected * self.token - length * (self.row(drafts * length) + drafting))
         return best
 
 
