@@ -153,3 +153,10 @@ def test_tokens_are_arrays_of_what_was_not_computed() -> None:
     asked.put_out(12, 13, 40)
     assert asked.propose(seconds(row=0.05), most=1) == [(41,)]
     assert seen == [list(range(12)), [12], [13, 40]]
+
+
+def test_a_model_without_a_finite_number_drafts_nothing() -> None:
+    asked = Sequences(Counting(lambda position: float("inf") if position < 20 else SURE))
+    assert asked.propose(seconds(row=0.05)) == [()]
+    asked.put_out(*range(12, 20))
+    assert asked.propose(seconds(row=0.05)) == [tuple(range(20, 28))]

@@ -275,7 +275,8 @@ class DraftModel:
             draws.append(Draw(row, writing.wish.state, writing.position))
         tokens = [drawn[0] for drawn in self._sampler.sample(logits, draws, PROPOSING if self._rejects else 0)]
         best = self._sampler.likelihoods(logits, [Question(row, 0, 1) for row in range(len(writings))])
-        return tokens, [Confidence.class_of(float(np.exp(answer.top[0][1]))) for answer in best]
+        sure = [np.exp(answer.top[0][1]) if token != NO_TOKEN else 0.0 for token, answer in zip(tokens, best, strict=True)]
+        return tokens, [Confidence.class_of(float(probability)) for probability in sure]
 
     def _end(self, writing: Writing) -> Draft:
         wish, known = writing.wish, writing.known
