@@ -19,6 +19,7 @@ from tokenmill.kv.groups import KVGroup, Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.sampling.state import SamplerState
+from tokenmill.speculate.costs import KEPT
 from tokenmill.speculate.draft_model import BREAKS, DraftModel
 from tokenmill.speculate.proposer import Wish, Worth
 
@@ -160,3 +161,17 @@ def test_a_model_without_a_finite_number_drafts_nothing() -> None:
     assert asked.propose(seconds(row=0.05)) == [()]
     asked.put_out(*range(12, 20))
     assert asked.propose(seconds(row=0.05)) == [tuple(range(20, 28))]
+
+
+def test_a_model_that_once_took_long_is_tried_again() -> None:
+    """Its first run fell into a pause of the whole machine."""
+    asked = Sequences(Counting())
+    asked.drafting._costs.observe(1, 1000.0)
+    for _ in range(KEPT):
+        assert asked.propose(seconds(row=0.05)) == [()]
+        asked.put_out((asked.tokens["a"][-1] + 1) % VOCABULARY)
+    drafts = []
+    for _ in range(40):
+        drafts += asked.propose(seconds(row=0.05))
+        asked.put_out((asked.tokens["a"][-1] + 1) % VOCABULARY)
+    assert any(drafts), "it has to catch up first"

@@ -19,7 +19,7 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
 from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Sampler
 from tokenmill.speculate.confidence import Confidence
-from tokenmill.speculate.costs import StepCosts, average
+from tokenmill.speculate.costs import KEPT, StepCosts, average
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
@@ -144,12 +144,14 @@ class DraftModel:
         self._rate = FIRST_RATE
         self._costs = StepCosts()  # of drafting, by rows
         self._row_seconds: float | None = None  # of catching up with one
+        self._idle = 0  # steps in which drafts were wanted and none was tried
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         writings = [self._begin(wish) for wish in wishes]
         asked = [writing for writing in writings if writing is not None][: self._most]
         seconds = self._seconds(max(1, len(asked)), worth)
         going = self._catch_up([writing for writing in asked if worth.gain(writing.odds(1.0), seconds) > 0], worth)
+        self._doubt(tried=bool(going), wanted=bool(asked))
         for writing in going:
             self._note_break(writing.known, pays=worth.gain(writing.odds(writing.known.rate), seconds) > 0)
         try:
@@ -170,6 +172,12 @@ class DraftModel:
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
+
+    def _doubt(self, tried: bool, wanted: bool) -> None:
+        """What drafting is thought to cost is not believed for good: who is too dear is not tried, and nothing new is learnt."""
+        self._idle = 0 if tried else self._idle + wanted
+        if self._idle == KEPT:
+            self._costs, self._row_seconds, self._idle = StepCosts(), None, 0
 
     def _begin(self, wish: Wish) -> Writing | None:
         """None: no draft in this step."""
