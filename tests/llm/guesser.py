@@ -47,6 +47,9 @@ class FreeRows:
     def observe(self, rows: int, seconds: float) -> None:
         """What is measured changes nothing."""
 
+    def note_plain(self) -> None:
+        """Nothing is forgotten."""
+
 
 def engines_guess_by(guesser: Guesser, patch: pytest.MonkeyPatch, most: int = 8) -> None:
     """Engines that are built from here on draft what `guesser` says, all of it in every step, however long steps take."""

@@ -191,3 +191,24 @@ def test_small_ones_go_on_beside_a_prompt_that_fills_the_pool() -> None:
                 s.finish(work.sequence)
     assert len(done) == 4
     assert s.n_preemptions == 0
+
+
+@pytest.mark.parametrize("policy", [SparsePolicy(), POSITIONS, HEADS])
+def test_what_may_be_drafted_is_found_without_trying_every_length(policy: SparsePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget far below what the request may put out: looking for the last token that fits must not cost more than a step."""
+    s = scheduler(policy, Whole(), Streaming(16, 32))
+    one = sequence("a", 60, budget=30, max_tokens=100_000)
+    one.ladder = ladder = s.kv.ladder(30)
+    most = next(more for more in range(100_000) if not ladder.fits(60 + more + 1)) if one.rung is None else None
+    asked: list[int] = []
+
+    def counting(n_tokens: int) -> bool:
+        asked.append(n_tokens)
+        return fits(n_tokens)
+
+    fits = ladder.fits
+    monkeypatch.setattr(ladder, "fits", counting)
+    found = one.draft_room
+    assert len(asked) <= 20
+    assert most is None or found == most
+    assert fits(60 + found)

@@ -18,6 +18,7 @@ from tokenmill.kv.groups import KVGroup, Whole
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.sampling.state import SamplerState
+from tokenmill.speculate.costs import KEPT
 from tokenmill.speculate.draft_model import OPEN_MINDED, DraftModel
 from tokenmill.speculate.proposer import Wish, Worth
 
@@ -65,7 +66,8 @@ class Sequences:
 
     def count_on(self, count: int) -> None:
         for each in self.tokens.values():
-            each.extend((each[-1] + 1 + i) % VOCABULARY for i in range(count))
+            last = each[-1]
+            each.extend((last + 1 + i) % VOCABULARY for i in range(count))
 
 
 def seconds(row: float, rows: int = 1) -> Worth:
@@ -168,3 +170,24 @@ def test_tokens_are_arrays_of_what_was_not_computed() -> None:
     asked.put_out(12, 13, 40)
     assert asked.propose(seconds(row=0.05), most=1) == [(41,)]
     assert seen == [list(range(12)), [12], [13, 40]]
+
+
+def test_a_model_without_a_finite_number_drafts_nothing() -> None:
+    asked = Sequences(Counting(lambda position: float("inf") if position < 20 else SURE))
+    assert asked.propose(seconds(row=0.05)) == [()]
+    asked.put_out(*range(12, 20))
+    assert asked.propose(seconds(row=0.05)) == [tuple(range(20, 28))]
+
+
+def test_a_model_that_once_took_long_is_tried_again() -> None:
+    """Its first run fell into a pause of the whole machine."""
+    asked = Sequences(Counting())
+    asked.drafting._costs.observe(1, 1000.0)
+    for _ in range(KEPT):
+        assert asked.propose(seconds(row=0.05)) == [()]
+        asked.put_out((asked.tokens["a"][-1] + 1) % VOCABULARY)
+    drafts = []
+    for _ in range(40):
+        drafts += asked.propose(seconds(row=0.05))
+        asked.put_out((asked.tokens["a"][-1] + 1) % VOCABULARY)
+    assert any(drafts), "it has to catch up first"

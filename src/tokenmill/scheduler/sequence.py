@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,14 +107,12 @@ class Sequence:
         beside the token that the step samples, than its budget has room for, and none at a point or where attention is weighed."""
         assert self.params.max_tokens is not None
         room = self.params.max_tokens - self.n_output - 1
-        if self.ladder is None:
+        ladder, target, rung = self.ladder, self.target, self.rung
+        if ladder is None:
             return room
-        target, rung = self.target, self.rung
         if rung is not None:
             room = min(room, rung.point - (WEIGHED if rung.weighs else 0) - target)
-        while room > 0 and not self.ladder.fits(target + room):
-            room -= 1
-        return max(0, room)
+        return bisect_left(range(1, room + 1), True, key=lambda more: not ladder.fits(target + more))
 
     @property
     def shareable(self) -> int:

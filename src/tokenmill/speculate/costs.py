@@ -14,6 +14,11 @@ OUTLIER = 2.0
 """What took so many times what is known was disturbed, and counts as this many times."""
 
 
+KEPT = 512
+"""Steps without drafts for which it is believed what others cost. Who is thought to be dear is not tried, so that an error would stay for
+good, and so would what was true of a busy machine or of longer sequences."""
+
+
 class StepCosts:
     """Seconds of decode steps by rows: a moving average for each number that occurred, lines between them, and the usual shape
     beyond."""
@@ -21,6 +26,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._rows: list[int] = []  # ascending
+        self._plain = 0  # steps without drafts
+        self._seen: dict[int, int] = {}  # how many those were when there was one of so many rows
 
     @property
     def known(self) -> bool:
@@ -30,6 +37,14 @@ class StepCosts:
         if rows not in self._seconds:
             insort(self._rows, rows)
         self._seconds[rows] = average(self._seconds.get(rows), seconds)
+        self._seen[rows] = self._plain
+
+    def note_plain(self) -> None:
+        """There was a step without drafts. What was last observed long ago is forgotten, but for the fewest rows."""
+        self._plain += 1
+        for rows in [rows for rows in self._rows[1:] if self._plain - self._seen[rows] >= KEPT]:
+            self._rows.remove(rows)
+            del self._seconds[rows], self._seen[rows]
 
     def seconds(self, rows: int) -> float:
         """Expected of a step with so many rows; something must be known."""

@@ -19,7 +19,7 @@ from tokenmill.kv.manager import KVManager
 from tokenmill.kv.table import HOLE, PageTable
 from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Sampler
 from tokenmill.speculate.confidence import Confidence
-from tokenmill.speculate.costs import StepCosts, average
+from tokenmill.speculate.costs import KEPT, StepCosts, average
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
@@ -143,10 +143,12 @@ class DraftModel:
         self._n_begun = 0
         self._costs = StepCosts()  # of drafting, by rows
         self._row_seconds: float | None = None  # of catching up with one
+        self._idle = 0  # steps in which drafts were wanted and none was tried
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         writings = [self._begin(wish, worth, len(wishes)) for wish in wishes]
         going = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
+        self._doubt(tried=bool(going), wanted=any(wish.most for wish in wishes))
         try:
             while going:
                 worth = self._extend(going, worth)
@@ -162,6 +164,12 @@ class DraftModel:
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
+
+    def _doubt(self, tried: bool, wanted: bool) -> None:
+        """What drafting is thought to cost is not believed for good: who is too dear is not tried, and nothing new is learnt."""
+        self._idle = 0 if tried else self._idle + wanted
+        if self._idle == KEPT:
+            self._costs, self._row_seconds, self._idle = StepCosts(), None, 0
 
     def _meet(self, key: Hashable) -> Known:
         known = self._known.get(key)
@@ -264,7 +272,8 @@ class DraftModel:
             draws.append(Draw(row, writing.wish.state, writing.position))
         tokens = [drawn[0] for drawn in self._sampler.sample(logits, draws, PROPOSING if self._rejects else 0)]
         best = self._sampler.likelihoods(logits, [Question(row, 0, 1) for row in range(len(writings))])
-        return tokens, [Confidence.class_of(float(np.exp(answer.top[0][1]))) for answer in best]
+        sure = [np.exp(answer.top[0][1]) if token != NO_TOKEN else 0.0 for token, answer in zip(tokens, best, strict=True)]
+        return tokens, [Confidence.class_of(float(probability)) for probability in sure]
 
     def _end(self, writing: Writing) -> Draft:
         wish, known = writing.wish, writing.known

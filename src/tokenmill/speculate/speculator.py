@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
@@ -126,9 +127,11 @@ class Speculator:
         if all(work.samples and work.n_tokens == 1 for work in step):
             drafted = sum(len(work.draft) for work in step)
             self.costs.observe(len(step) + drafted, seconds)
-            if drafted or self._drafting > IDLE * seconds:
-                given = sum(len(tokens.get(work.sequence, ())) for work in step)
-                self.balance.note(self._drafting + seconds, given / len(step) * self.costs.seconds(len(step)))
+            if not drafted:
+                self.costs.note_plain()
+            given = [len(tokens[work.sequence]) for work in step if work.sequence in tokens]
+            if given and (drafted or self._drafting > IDLE * seconds):  # of those that have gone meanwhile nothing is known
+                self.balance.note(self._drafting + seconds, fmean(given) * self.costs.seconds(len(step)))
         self._drafting = 0.0
         for work in step:
             if not work.samples or work.sequence not in tokens:
