@@ -151,7 +151,7 @@ def test_the_kv_cache_is_measured(smollm2_path: Path, tmp_path: Path, monkeypatc
 def test_speculation_is_measured_beside_plain_decoding(smollm2_path: Path, tmp_path: Path) -> None:
     file, picture = tmp_path / "spec.json", tmp_path / "spec.png"
     args = ["--workloads", "code,chat", "--streams", "1,2", "--prompts", "2", "--tokens", "24", "--rounds", "1", "--threads", "1"]
-    drafts = ["--draft-model", str(smollm2_path), "--methods", "suffix,draft", "--num-speculative-tokens", "4", "--temperature", "0.5"]
+    drafts = ["--draft-model", str(smollm2_path), "--methods", "suffix,draft", "--draft-tokens", "4", "--temperature", "0.5"]
     result = CliRunner().invoke(app, ["bench", "spec", str(smollm2_path), *args, *drafts, "--json", str(file), "--plot", str(picture)])
     assert result.exit_code == 0, result.output
     written = msgspec.json.decode(file.read_bytes(), type=Report)

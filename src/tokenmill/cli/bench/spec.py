@@ -43,7 +43,7 @@ def command(
     tokens: Annotated[
         int | None, typer.Option(min=2, help=f"Length of the answers, at most; default: {LENGTHS}.", show_default=False)
     ] = None,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Tokens of a draft, at most.")] = DRAFT,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens of a draft, at most.")] = DRAFT,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
     threads: Threads = 0,
@@ -61,13 +61,13 @@ def command(
     counts, asked = options.numbers(streams, "--streams", most=MOST), parse_workloads(workloads)
     names = _methods(methods, draft_model)
     SamplingParams(temperature=temperature).check()
-    settings = {name: _settings(name, draft_model, num_speculative_tokens) for name in names}
+    settings = {name: _settings(name, draft_model, draft_tokens) for name in names}
     for each in settings.values():
         EngineConfig.from_settings(model=model, **each)
     report = Report.begin("spec", command_line(), {"streams": counts, "prompts": prompts, "tokens": tokens})
     report.settings |= {"methods": ", ".join(names), "workloads": ", ".join(asked), "draft_model": draft_model, "rounds": rounds}
-    report.settings |= {"num_speculative_tokens": num_speculative_tokens, "temperature": temperature, "seed": seed}
-    table, positions, costs = tables.speculation_table(), tables.positions_table(num_speculative_tokens), tables.costs_table(names)
+    report.settings |= {"draft_tokens": draft_tokens, "temperature": temperature, "seed": seed}
+    table, positions, costs = tables.speculation_table(), tables.positions_table(draft_tokens), tables.costs_table(names)
     cases: list[Case] = []
     opened: dict[str, Method] = {}
 
@@ -77,7 +77,7 @@ def command(
         costs.rows.extend(tables.cost_rows(cases, {name: method.costs for name, method in opened.items() if method.costs is not None}))
         return [table, positions, costs, limits]
 
-    with output.of(report, finished, lambda: tables.charts(cases, table, num_speculative_tokens)), ExitStack() as engines:
+    with output.of(report, finished, lambda: tables.charts(cases, table, draft_tokens)), ExitStack() as engines:
         path = resolve(model)
         number = max(prompts, *counts)
         requests = {name: _requests(path, WORKLOADS[name], number, tokens, temperature, seed) for name in asked}
