@@ -154,6 +154,17 @@ def test_a_long_text_is_caught_up_with_in_parts(missing: int) -> None:
     assert asked.propose(seconds(row=0.01))[0][0] == (asked.tokens["a"][-1] + 1) % VOCABULARY
 
 
+@pytest.mark.parametrize(("prompt", "read"), [(40, True), (1000, False)])
+def test_a_text_is_caught_up_with_only_if_drafts_are_expected_to_save_more(prompt: int, read: bool) -> None:
+    """A drafted token saves most of a second, and a token takes a quarter of one to read, as far as is known."""
+    worth = Worth(1, 1.0, lambda rows: 1 + 0.05 * (rows - 1) if rows <= 9 else 81.0)
+    asked = Sequences(Counting(), prompt=prompt)
+    for _ in range(10):
+        asked.propose(worth)
+        asked.count_on(1)
+    assert (asked.model.runs > 0) == read
+
+
 def test_tokens_are_arrays_of_what_was_not_computed() -> None:
     """Two tokens were accepted and one came: the model computes the last of them only, and the one that it had not seen."""
     asked = Sequences(Counting())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 
@@ -26,8 +27,13 @@ class Proposing:
     def __init__(self, odds: float, length: int) -> None:
         self.draft = Draft((1,) * length, (odds,) * length)
         self.silent = False
+        self.reads = 0.0  # seconds, of text for later drafts
+        self.invested = 0.0
 
     def propose(self, wishes: Ordered[Wish], worth: Worth) -> list[Draft]:
+        begun = time.monotonic()
+        time.sleep(self.reads)
+        self.invested = time.monotonic() - begun
         return [self.draft.first(0 if self.silent else wish.most) for wish in wishes]
 
     def forget(self, key: Hashable) -> None:
@@ -69,6 +75,12 @@ def test_what_pays_is_drafted_after_one_step_without() -> None:
 def test_drafts_that_are_never_right_rest() -> None:
     decoding = Decoding(odds=0.9, length=4, right=0)
     assert not all(decoding.step(plain=1.0, row=0.1) for _ in range(40))
+
+
+def test_what_is_read_for_the_sake_of_later_drafts_is_not_held_against_those_of_this_step() -> None:
+    decoding = Decoding(odds=0.9, length=4, right=4)
+    decoding.proposer.reads = 0.01
+    assert all([decoding.step(plain=0.001, row=0.0001) for _ in range(30)][1:])
 
 
 def test_a_step_whose_sequences_have_gone_says_nothing_of_drafts() -> None:

@@ -20,6 +20,10 @@ class Combined:
         self._lookup = lookup
         self._model = model
 
+    @property
+    def invested(self) -> float:
+        return self._model.invested
+
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         found = self._lookup.propose(wishes, worth)
         asked = [

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,6 @@ from tokenmill.speculate.proposer import Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
 
 F32 = npt.NDArray[np.float32]
-
-GAIN = 0.2
-"""Share of its time that a sequence is expected to save: to catch up with its text may cost that much of what is expected to come."""
 
 EXPECTED = 128
 """Tokens that a sequence is expected to put out at least, if it may. Beyond that, as many as it has."""
@@ -143,9 +142,15 @@ class DraftModel:
         self._n_begun = 0
         self._costs = StepCosts()  # of drafting, by rows
         self._row_seconds: float | None = None  # of catching up with one
+        self._invested = 0.0
         self._idle = 0  # steps in which drafts were wanted and none was tried
 
+    @property
+    def invested(self) -> float:
+        return self._invested
+
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
+        self._invested = 0.0
         writings = [self._begin(wish, worth, len(wishes)) for wish in wishes]
         going = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
         self._doubt(tried=bool(going), wanted=any(wish.most for wish in wishes))
@@ -208,7 +213,7 @@ class DraftModel:
             if missing <= min(SHORT, room):
                 ready.append(writing)
                 room -= missing
-            elif self._follows(writing.wish, missing, worth):
+            elif self._follows(writing, missing, worth, len(writings)):
                 behind.append(writing)
         for writing in behind:
             wish, start = writing.wish, writing.fresh
@@ -216,18 +221,22 @@ class DraftModel:
             if part:
                 begun = time.monotonic()
                 self._tape.run(Batch(array("i", part), [Segment(0, len(part), start, (writing.pages,))], array("i")))
-                self._row_seconds = average(self._row_seconds, (time.monotonic() - begun) / len(part))
+                seconds = time.monotonic() - begun
+                self._row_seconds = average(self._row_seconds, seconds / len(part))
+                self._invested += seconds
                 writing.known.trail.note(wish.token_ids, start, part)
                 room -= len(part)
         return ready
 
-    def _follows(self, wish: Wish, missing: int, worth: Worth) -> bool:
-        """Whether it catches up: what is begun is brought to its end."""
-        known = self._known[wish.key]
+    def _follows(self, writing: Writing, missing: int, worth: Worth, drafts: int) -> bool:
+        """Whether it catches up, as it does where what drafts are expected to save is more; what is begun is brought to its end."""
+        wish, known = writing.wish, writing.known
         if not known.follows:
             expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
+            odds = writing.odds(known.rate)
+            steps = expected / (1 + sum(accumulate(odds, mul)))
             row_seconds = self._row_seconds or self._share * worth.row(SHORT)
-            known.follows = missing * row_seconds <= GAIN * expected * worth.token
+            known.follows = missing * row_seconds <= steps * self._gain(odds, worth, drafts)
         return known.follows
 
     def _gain(self, odds: Sequence[float], worth: Worth, drafts: int) -> float:

@@ -54,6 +54,7 @@ class NGramProposer:
 
     name = "ngram"
     writes = False
+    invested = 0.0
 
     def __init__(self) -> None:
         self._common = Odds()

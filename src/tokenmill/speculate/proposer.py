@@ -76,6 +76,11 @@ class Proposer(Protocol):
         """Whether it needs frames to draft."""
         ...
 
+    @property
+    def invested(self) -> float:
+        """Seconds of the last `propose` that went into reading text for the sake of later drafts: a cost of those, not of this step."""
+        ...
+
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         """One draft per wish; an empty one where nothing is likely enough to pay."""
         ...

@@ -82,7 +82,7 @@ class Speculator:
         self._proposer = proposer
         self._most = most
         self._threshold = threshold
-        self._drafting = 0.0  # seconds, before this step
+        self._drafting = 0.0  # seconds before this step, but for what was invested
         self._records: dict[Sequence, Record] = {}
 
     @property
@@ -113,14 +113,14 @@ class Speculator:
         wishes = [self._wish(s, room, drawings[s]) for s, room in zip(sequences, rooms, strict=True)]
         found = self._proposer.propose(wishes, Worth(rows, float(rows), seconds))
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, found, strict=True)]
-        spent = time.monotonic() - begun
+        spent = time.monotonic() - begun - self._proposer.invested
         lengths = choose_lengths([draft.odds for draft in drafts], rows, lambda rows: spent + seconds(rows), MARGIN)
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             given = draft.first(lend(sequence, length) if length else 0)
             sequence.draft = given.tokens
             if given.tokens:
                 self.drafts[sequence] = given
-        self._drafting = time.monotonic() - begun
+        self._drafting = time.monotonic() - begun - self._proposer.invested
 
     def learn(self, step: Step, tokens: Mapping[Sequence, Ordered[int]], seconds: float) -> None:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""

@@ -66,6 +66,7 @@ class SuffixProposer:
 
     name = "suffix"
     writes = False
+    invested = 0.0
 
     def __init__(self, room: int) -> None:
         """room: tokens of earlier outputs to keep."""
