@@ -58,19 +58,19 @@ def test_likely_tokens_come_before_unlikely_ones_of_another_draft() -> None:
 
 def test_gain_is_of_the_best_part() -> None:
     worth = Worth(1, 1.0, lambda rows: 0.5 + 0.5 * rows)
-    assert worth.gain([0.9, 0.1]) == pytest.approx(0.4)
-    assert worth.gain([0.4, 0.9]) == 0
-    assert worth.gain([0.9], drafting=0.3) == pytest.approx(0.1)
-    assert worth.gain([]) == 0
-    assert Worth(1, 1.0, lambda rows: 1.0 if rows < 4 else 5.0).gain([0.9], drafts=4) == 0, "four such drafts need rows that cost"
+    assert worth.best([0.9, 0.1]).saved == pytest.approx(0.4)
+    assert worth.best([0.4, 0.9]).saved == 0
+    assert worth.best([0.9], drafting=0.3).saved == pytest.approx(0.1)
+    assert worth.best([]).saved == 0
+    assert Worth(1, 1.0, lambda rows: 1.0 if rows < 4 else 5.0).best([0.9], drafts=4).saved == 0, "four such drafts need rows that cost"
 
 
 def test_a_token_is_worth_less_where_drafts_have_made_tokens_cheap() -> None:
     worth = Worth(1, 1.0, lambda rows: 0.8 + 0.2 * rows)
     later = worth._replace(rows=4, tokens=3.5, spent=0.3)
     assert later.token == pytest.approx(1.9 / 3.5)
-    assert worth.gain([0.5], drafting=0.1) > 0
-    assert later.gain([0.5], drafting=0.1) == 0
+    assert worth.best([0.5], drafting=0.1).saved > 0
+    assert later.best([0.5], drafting=0.1).saved == 0
 
 
 def test_the_floor_is_that_of_the_cheapest_row() -> None:

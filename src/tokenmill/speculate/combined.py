@@ -27,7 +27,7 @@ class Combined:
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         found = self._lookup.propose(wishes, worth)
         asked = [
-            wish if self._model.outlook(wish, worth) > worth.gain(draft.odds) else wish._replace(most=0)
+            wish if self._model.outlook(wish, worth) > worth.best(draft.odds).saved else wish._replace(most=0)
             for wish, draft in zip(wishes, found, strict=True)
         ]
         return [drafted if drafted.tokens else draft for drafted, draft in zip(self._model.propose(asked, worth), found, strict=True)]

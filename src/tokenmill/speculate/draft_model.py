@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Sequence
-from itertools import accumulate
-from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +21,7 @@ from tokenmill.sampling.sampler import NO_TOKEN, PROPOSING, Draw, Question, Samp
 from tokenmill.speculate.confidence import Confidence
 from tokenmill.speculate.costs import KEPT, StepCosts, average
 from tokenmill.speculate.draft import Draft
-from tokenmill.speculate.proposer import Wish, Worth
+from tokenmill.speculate.proposer import Best, Wish, Worth
 from tokenmill.speculate.trail import Marks, Trail
 
 F32 = npt.NDArray[np.float32]
@@ -33,6 +31,12 @@ EXPECTED = 128
 
 SHORT = 16
 """Tokens that are caught up with whatever it costs; rows by which the cost of catching up is judged before it is known."""
+
+RETURN = 4.0
+"""What a text takes to read must be expected to be saved so many times: it is certain, and what drafts save is not."""
+
+BEHIND = 2
+"""Tokens that the model has not seen when it begins to draft, as a rule: the last one that was accepted, and the one that came with it."""
 
 FIRST_RATE = 0.7
 """Share of drafted tokens that is expected to be right before anything is known."""
@@ -151,13 +155,15 @@ class DraftModel:
 
     def propose(self, wishes: Sequence[Wish], worth: Worth) -> list[Draft]:
         self._invested = 0.0
-        writings = [self._begin(wish, worth, len(wishes)) for wish in wishes]
+        drafts = sum(wish.most > 0 for wish in wishes)
+        writings = [self._begin(wish, worth, drafts) for wish in wishes]
         going = self._catch_up([writing for writing in writings if writing is not None][: self._most], worth)
+        going = self._paying(going, worth)
         self._doubt(tried=bool(going), wanted=any(wish.most for wish in wishes))
         try:
             while going:
                 worth = self._extend(going, worth)
-                going = [writing for writing in going if self._gain(writing.odds(writing.known.rate), worth, len(going)) > 0]
+                going = self._paying(going, worth)
         finally:  # a step that fails is planned again, from states as they were
             for writing in filter(None, writings):
                 writing.take_back()
@@ -165,7 +171,7 @@ class DraftModel:
 
     def outlook(self, wish: Wish, worth: Worth) -> float:
         """Seconds that a draft is expected to save."""
-        return self._gain([self._meet(wish.key).rate] * wish.most, worth, worth.rows)
+        return self._best([self._meet(wish.key).rate] * wish.most, worth, worth.rows, BEHIND * worth.rows).saved
 
     def forget(self, key: Hashable) -> None:
         self._known.pop(key, None)
@@ -188,7 +194,7 @@ class DraftModel:
         """None: no draft in this step, because it is not wanted or would not pay."""
         known = self._meet(wish.key)
         self._learn(known, wish.token_ids)
-        if self._gain([known.rate] * wish.most, worth, drafts) <= 0:
+        if not wish.most or self._best([known.rate] * wish.most, worth, drafts, BEHIND * drafts).saved <= 0:
             return None
         return Writing(wish, known, self._kv.tables(wish.key)[self._group])
 
@@ -233,16 +239,24 @@ class DraftModel:
         wish, known = writing.wish, writing.known
         if not known.follows:
             expected = min(wish.left, max(EXPECTED, len(wish.token_ids) - wish.prompt_len))
-            odds = writing.odds(known.rate)
-            steps = expected / (1 + sum(accumulate(odds, mul)))
+            best = self._best(writing.odds(known.rate), worth, drafts, BEHIND * drafts)
             row_seconds = self._row_seconds or self._share * worth.row(SHORT)
-            known.follows = missing * row_seconds <= steps * self._gain(odds, worth, drafts)
+            known.follows = RETURN * missing * row_seconds <= expected / best.tokens * best.saved
         return known.follows
 
-    def _gain(self, odds: Sequence[float], worth: Worth, drafts: int) -> float:
-        """Seconds that the best part of a draft with these odds saves, beside others like it."""
-        seconds = self._costs.seconds(drafts) if self._costs.known else self._share * worth.seconds(drafts)
-        return worth.gain(odds, seconds / drafts, drafts)
+    def _best(self, odds: Sequence[float], worth: Worth, drafts: int, rows: int) -> Best:
+        """Of a draft with these odds, beside others like it. rows: that the model computes for the next token of all of them."""
+        seconds = self._costs.seconds(rows) if self._costs.known else self._share * worth.seconds(rows)
+        return worth.best(odds, seconds / drafts, drafts)
+
+    def _paying(self, writings: list[Writing], worth: Worth) -> list[Writing]:
+        """Those for which more of a draft pays beside the others: with fewer, each bears more of what it costs."""
+        while True:
+            drafts, rows = len(writings), sum(len(writing.rows) for writing in writings)
+            left = [one for one in writings if self._best(one.odds(one.known.rate), worth, drafts, rows).saved > 0]
+            if len(left) == drafts:
+                return left
+            writings = left
 
     def _extend(self, writings: list[Writing], worth: Worth) -> Worth:
         """One more token for each; returns what the step is worth with them."""

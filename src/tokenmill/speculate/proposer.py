@@ -29,6 +29,14 @@ class Wish(NamedTuple):
     ends: frozenset[int] = frozenset()
 
 
+class Best(NamedTuple):
+    """What the best part of a draft does. saved: seconds. tokens: that the sequence is expected to get, with the one that it gets
+    anyway."""
+
+    saved: float
+    tokens: float
+
+
 class Worth(NamedTuple):
     """A step that is drafted for. rows: that it has so far. tokens: that it is expected to give. seconds: of a step by its rows. spent:
     seconds, on drafts."""
@@ -51,15 +59,17 @@ class Worth(NamedTuple):
         """The probability of being reached and right below which no token of drafts of up to `most` pays."""
         return max(0.0, min(map(self.row, range(1, most + 1)), default=0.0) / self.token)
 
-    def gain(self, odds: Sequence[float], drafting: float = 0.0, drafts: int = 1) -> float:
-        """Seconds that the best part of a draft saves. drafting: seconds per drafted token. drafts: that are like it in this step."""
-        best = expected = 0.0
-        chance = 1.0
+    def best(self, odds: Sequence[float], drafting: float = 0.0, drafts: int = 1) -> Best:
+        """Of a draft. drafting: seconds per drafted token. drafts: that are like it in this step."""
+        found = Best(0.0, 1.0)
+        expected, chance = 0.0, 1.0
         for length, each in enumerate(odds, 1):
             chance *= each
             expected += chance
-            best = max(best, expected * self.token - length * (self.row(drafts * length) + drafting))
-        return best
+            saved = expected * self.token - length * (self.row(drafts * length) + drafting)
+            if saved > found.saved:
+                found = Best(saved, 1 + expected)
+        return found
 
 
 class Proposer(Protocol):

@@ -22,8 +22,8 @@ from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Proposer, Wish, Worth
 
-MARGIN = 0.02
-"""Drafts must promise so much more tokens per second than none do."""
+MARGIN = 0.06
+"""Drafts must promise so much more tokens per second than none do: those that are chosen for what they promise keep a little less."""
 
 IDLE = 0.01
 """Share of a step's time that looking for a draft in vain may take without counting as an attempt."""
@@ -69,8 +69,8 @@ class Speculator:
 
     most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
     whether drafts are to be verified by rejection.
-    total: what was drafted since the start. drafts: those of this step that are not empty. costs, balance: what drafts are
-    judged by; a measurement that wants drafts whatever they are worth puts others in their place for a while.
+    total: what was drafted since the start. drafts: those of this step that are not empty. costs, balance, margin: what
+    drafts are judged by; a measurement that wants drafts whatever they are worth puts others in their place for a while.
     """
 
     def __init__(self, proposer: Proposer, most: int, threshold: float, rejects: bool = False) -> None:
@@ -78,6 +78,7 @@ class Speculator:
         self.drafts: dict[Sequence, Draft] = {}
         self.costs = StepCosts()
         self.balance = Balance()
+        self.margin = MARGIN
         self.rejects = rejects
         self._proposer = proposer
         self._most = most
@@ -114,7 +115,7 @@ class Speculator:
         found = self._proposer.propose(wishes, Worth(rows, float(rows), seconds))
         drafts = [_ended(draft, wish.ends) for wish, draft in zip(wishes, found, strict=True)]
         spent = time.monotonic() - begun - self._proposer.invested
-        lengths = choose_lengths([draft.odds for draft in drafts], rows, lambda rows: spent + seconds(rows), MARGIN)
+        lengths = choose_lengths([draft.odds for draft in drafts], rows, lambda rows: spent + seconds(rows), self.margin)
         for sequence, draft, length in zip(sequences, drafts, lengths, strict=True):
             given = draft.first(lend(sequence, length) if length else 0)
             sequence.draft = given.tokens
