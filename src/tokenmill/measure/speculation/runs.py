@@ -84,7 +84,7 @@ class Step:
 @dataclass
 class Turn:
     """What one method did with all prompts of a case, once. answers: token ids, by prompt. groups: of prompts that were answered
-    together, the steps in which each of them had had its first token before."""
+    together, the steps in which each of them had had its first token before, and none its last: with fewer streams it is another case."""
 
     answers: list[list[int]] = field(default_factory=list)
     groups: list[list[Step]] = field(default_factory=list)
@@ -100,6 +100,11 @@ class Turn:
     @property
     def tokens(self) -> int:
         return sum(verified.new for step in self.steps for verified in step.streams.values())
+
+    @property
+    def token_seconds(self) -> float:
+        """That one takes."""
+        return self.seconds / self.tokens
 
 
 @dataclass
@@ -138,8 +143,9 @@ class Method:
         numbers = {request.request_id: number for number, request in enumerate(group)}
         answers: list[list[int]] = [[] for _ in group]
         steps: list[Step] = []
+        over = False
         while self._engine.has_work:
-            counts = all(answers)
+            counts = all(answers) and not over
             begun = time.perf_counter()
             self._engine.start_step()
             started = time.perf_counter()
@@ -148,6 +154,7 @@ class Method:
             ended = time.perf_counter()
             for output in outputs:
                 answers[numbers[output.request_id]] += output.tokens
+                over |= output.finish_reason is not None
             if counts and outputs:
                 found = {
                     numbers[output.request_id]: Verified(odds.get(output.request_id, ())[: output.drafted], len(output.tokens))
@@ -162,12 +169,12 @@ class Method:
         speculator = self._engine.speculator
         if speculator is None:
             return self.take(group, turn)
-        costs, balance = speculator.costs, speculator.balance
-        speculator.costs, speculator.balance = FreeRows(costs, len(group) * (1 + self._most)), Balance()
+        before = speculator.costs, speculator.balance, speculator.margin
+        speculator.costs, speculator.balance, speculator.margin = FreeRows(speculator.costs, len(group) * (1 + self._most)), Balance(), 0.0
         try:
             self.take(group, turn)
         finally:
-            speculator.costs, speculator.balance = costs, balance
+            speculator.costs, speculator.balance, speculator.margin = before
 
     def close(self) -> None:
         self._engine.close()

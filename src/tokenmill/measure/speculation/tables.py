@@ -55,15 +55,15 @@ def case_rows(case: Case) -> Iterator[Row]:
     costs, plain = case_costs(case), case.turns[PLAIN]
     for method, turns in case.turns.items():
         found, bound = _together(turns), allowed(case.probes[method], costs)
-        gained = statistics.median(_ratio(before.seconds, after.seconds) for before, after in zip(plain, turns, strict=True))
+        gained = statistics.median(before.token_seconds / after.token_seconds for before, after in zip(plain, turns, strict=True))
         drafted, accepted = sum(found.drafted), sum(found.accepted)
         drafts = method != PLAIN
         yield {
             "workload": case.workload,
             "streams": case.streams,
             "method": method,
-            "tokens": turns[0].tokens,
-            "tokens_per_second": statistics.median(_ratio(turn.tokens, turn.seconds) for turn in turns),
+            "tokens": sum(turn.tokens for turn in turns),
+            "tokens_per_second": statistics.median(1 / turn.token_seconds for turn in turns),
             "speedup": gained if drafts else None,
             "drafts": found.drafts if drafts else None,
             "drafted": drafted if drafts else None,
@@ -71,7 +71,7 @@ def case_rows(case: Case) -> Iterator[Row]:
             "acceptance": accepted / drafted if drafted else None,
             "per_verified_step": found.mean_accepted_length if drafted else None,
             "proposing_seconds": statistics.fmean(costs.proposing(turn) for turn in turns) if drafts else None,
-            "theory": _ratio(_seconds(plain, costs), _seconds(turns, costs)) if drafts else None,
+            "theory": _token(plain, costs) / _token(turns, costs) if drafts else None,
             "allowed": bound if drafts else None,
             "gain_share": (gained - 1) / (bound - 1) if drafts and bound >= 1 + WORTH else None,
         }
@@ -152,8 +152,9 @@ def _steps(case: Case) -> Iterator[Step]:
             yield from turn.steps
 
 
-def _seconds(turns: Sequence[Turn], costs: Costs) -> float:
-    return statistics.fmean(predicted(turn, costs) for turn in turns)
+def _token(turns: Sequence[Turn], costs: Costs) -> float:
+    """Seconds that one takes at these costs."""
+    return statistics.fmean(predicted(turn, costs) / turn.tokens for turn in turns)
 
 
 def _ratio(a: float, b: float) -> float:

@@ -66,16 +66,14 @@ def allowed(probe: Turn, costs: Costs) -> float:
     """The speed-up of the best single threshold: of drafts that were as long as they could be, the tokens are verified that are held to be
     reached and right with that probability at least, or none.
 
-    Streams that are done leave the others. The proposer takes its time in proportion to the tokens that are verified.
+    The proposer takes its time in proportion to the tokens that are verified.
     """
     chances = sorted(chance for step in probe.steps for verified in step.streams.values() for chance in accumulate(verified.odds, mul))
     thresholds = [chances[at * (len(chances) - 1) // (THRESHOLDS - 1)] for at in range(THRESHOLDS)] if chances else []
-    token_seconds = costs.proposing(probe) * len(probe.steps) / len(chances) if chances else 0.0
+    drafting = costs.proposing(probe) * len(probe.steps) / len(chances) if chances else 0.0
 
     def seconds(threshold: float) -> float:
-        plans = [_plans(group, threshold) for group in probe.groups]
-        verified = sum(plan.verified for group in plans for plan in group)
-        return token_seconds * verified + sum(_seconds(group, costs) for group in plans)
+        return sum(_seconds(_plans(group, threshold), costs, drafting) for group in probe.groups if group)
 
     plain = seconds(NEVER)
     return plain / min([plain, *map(seconds, dict.fromkeys(thresholds))])
@@ -94,15 +92,11 @@ def speedup(acceptance: float, streams: int, most: int, costs: Costs, token_seco
 
 
 class Plan(NamedTuple):
-    """A stream with drafts cut. steps: that its tokens take. verified: drafted tokens in all of them."""
+    """A stream with drafts cut. tokens: that it gets. steps: that they take. verified: drafted tokens in all of them."""
 
-    steps: float
-    verified: float
-
-    @property
-    def rows(self) -> float:
-        """Mean, of a step."""
-        return 1 + self.verified / self.steps
+    tokens: int = 0
+    steps: float = 0.0
+    verified: float = 0.0
 
 
 def _plans(group: Sequence[Step], threshold: float) -> list[Plan]:
@@ -112,19 +106,16 @@ def _plans(group: Sequence[Step], threshold: float) -> list[Plan]:
         for number, (odds, new) in step.streams.items():
             length = sum(chance >= threshold for chance in accumulate(odds, mul))
             steps = new / min(new, 1 + length)
-            before = plans.get(number, Plan(0, 0))
-            plans[number] = Plan(before.steps + steps, before.verified + steps * length)
+            before = plans.get(number, Plan())
+            plans[number] = Plan(before.tokens + new, before.steps + steps, before.verified + steps * length)
     return list(plans.values())
 
 
-def _seconds(plans: Sequence[Plan], costs: Costs) -> float:
-    """Of streams that run together, without the proposer."""
-    done, total = 0.0, 0.0
-    alive = sum(plan.rows for plan in plans)
-    for plan in sorted(plans):
-        total += (plan.steps - done) * costs.seconds(alive)
-        done, alive = plan.steps, alive - plan.rows
-    return total
+def _seconds(plans: Sequence[Plan], costs: Costs, drafting: float) -> float:
+    """For the tokens of streams that run together, each at its own pace. drafting: seconds per token that is verified."""
+    pace = sum(plan.tokens / plan.steps for plan in plans)
+    verified = sum(plan.verified / plan.steps for plan in plans)
+    return sum(plan.tokens for plan in plans) / pace * (costs.seconds(len(plans) + verified) + drafting * verified)
 
 
 def _point(steps: Sequence[Step]) -> tuple[float, float]:
