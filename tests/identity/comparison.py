@@ -36,35 +36,61 @@ class Answer:
     cached_tokens: int = 0
     sparsified_from: int | None = None
     dropped_tokens: list[int] = field(default_factory=list)
+    cuts: int = 0
+    """How often it was cut off."""
 
 
-def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival]) -> dict[Key, Answer]:
-    """Play a mix to its end. Afterwards no frame is held, and the engine has checked every frame's owner."""
+def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival], cuts: random.Random | None = None) -> dict[Key, Answer]:
+    """Play a mix to its end. Afterwards no frame is held, and the engine has checked every frame's owner.
+
+    cuts: draws arrivals that are cut off in the midst and go on as another engine would go on with them."""
     answers: dict[Key, Answer] = {}
     waiting = sorted(range(len(mix)), key=lambda i: mix[i].step, reverse=True)
     aborts = sorted(((a.step + a.abort_after, i) for i, a in enumerate(mix) if a.abort_after is not None), reverse=True)
+    lives: dict[int, str] = {}  # of each arrival, the id under which it is served
+
+    def add(i: int, output: dict[int, list[int]] | None = None) -> None:
+        arrival, request = mix[i], requests[mix[i].request]
+        lives[i] = f"{i}.{int(lives[i].split('.')[1]) + 1 if i in lives else 0}"
+        engine.add(
+            Generate(
+                request_id=lives[i],
+                prompt=list(request.prompt),
+                params=request.params,
+                eos_ids=request.eos_ids,
+                priority=arrival.priority,
+                cache_salt=arrival.salt,
+                output=output or {},
+            )
+        )
+
+    def cut(i: int) -> None:
+        open_choices = {key: answer for key, answer in answers.items() if key[0] == i and answer.finish_reason is None}
+        if open_choices:
+            engine.abort(lives[i])
+            add(i, {choice: list(answer.tokens) for (_, choice), answer in open_choices.items()})
+            for answer in open_choices.values():
+                answer.cuts += 1
+
     step = 0
     while waiting or engine.has_work:
         while waiting and mix[waiting[-1]].step <= step:
             i = waiting.pop()
-            arrival, request = mix[i], requests[mix[i].request]
-            engine.add(
-                Generate(
-                    request_id=str(i),
-                    prompt=list(request.prompt),
-                    params=request.params,
-                    eos_ids=request.eos_ids,
-                    priority=arrival.priority,
-                    cache_salt=arrival.salt,
-                )
-            )
-            answers |= {(i, choice): Answer() for choice in range(request.params.n)}
+            add(i)
+            answers |= {(i, choice): Answer() for choice in range(requests[mix[i].request].params.n)}
         while aborts and aborts[-1][0] <= step:
             _, i = aborts.pop()
-            engine.abort(str(i), mix[i].abort_choice)
+            engine.abort(lives[i], mix[i].abort_choice)
+        if cuts is not None and lives and cuts.random() < 0.4:
+            cut(cuts.choice(list(lives)))
         for output in engine.step():
-            answer = answers[int(output.request_id), output.choice]
+            i = int(output.request_id.split(".")[0])
+            if output.request_id != lives[i]:
+                assert output.finish_reason is FinishReason.ABORT, "what was cut off goes on"
+                continue
+            answer = answers[i, output.choice]
             assert answer.finish_reason is None, f"arrival {output.request_id} gets more after its end"
+            assert output.index == len(answer.tokens), f"arrival {output.request_id} gets token {output.index} after {len(answer.tokens)}"
             answer.tokens += output.tokens
             answer.logprobs += output.logprobs or []
             answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
@@ -145,7 +171,8 @@ class Alone:
 @dataclass(frozen=True)
 class Setting:
     """What an engine is built with. frames: of the KV pool. drafts: the method of speculation, of up to draft_tokens; drafter: the draft
-    model, None for the model itself. Its text is enough to build the same engine again, but for who drafts."""
+    model, None for the model itself. cuts: answers are cut off and go on. Its text is enough to build the same engine again, but for
+    who drafts."""
 
     max_batch_size: int = 16
     chunk_size: int = 512
@@ -157,6 +184,7 @@ class Setting:
     drafts: str = field(default="none", repr=False)
     draft_tokens: int = field(default=12, repr=False)
     drafter: Path | None = field(default=None, repr=False)
+    cuts: bool = field(default=False, repr=False)
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -207,6 +235,7 @@ class Trial:
     def __init__(self, alone: Alone, setting: Setting, seed: int = 0) -> None:
         self.engine = setting.build(alone.model, alone.cache, alone.info.kv_bytes_per_token)
         self.cases = 0
+        self.cuts = 0
         self._alone = alone
         drafts = "" if setting.drafts == "none" else f", drafts by {setting.drafts}"
         self._name = f"{setting}, {alone.cache}, seed {seed}{drafts}"
@@ -217,8 +246,9 @@ class Trial:
     def differences(self, requests: Sequence[Request], arrivals: int) -> list[str]:
         """Serve one more mix; says where an answer differs from the run alone, or found more in the cache than can be there."""
         mix = draw_mix(self._rng, requests, arrivals, self.engine.info.max_model_len)
-        answers = serve(self.engine, requests, mix)
+        answers = serve(self.engine, requests, mix, self._rng if self._setting.cuts else None)
         self.cases += len(answers)
+        self.cuts += sum(answer.cuts for answer in answers.values())
         found = []
         texts = {key: [*requests[mix[key[0]].request].prompt, *answer.tokens] for key, answer in answers.items()}
         for key, answer in answers.items():
@@ -227,7 +257,7 @@ class Trial:
             others = [text for other, text in texts.items() if other != key and mix[other[0]].salt == arrival.salt]
             why = _difference(answer, expected, arrival.abort_after is not None and arrival.abort_choice in (None, key[1]))
             most = _reusable(request, [*others, *self._cached.get(arrival.salt, [])]) if self._setting.sharing else 0
-            if answer.cached_tokens > most:
+            if answer.cached_tokens > most and not answer.cuts:
                 why = f"{answer.cached_tokens} tokens came from the cache, which can hold {most}"
             if why:
                 kernels = self.engine.info.kernels

@@ -82,7 +82,7 @@ class Twin:
         self.names: dict[tuple[str, tuple[int, ...]], Key] = {}
         self.texts = [[rng.randint(1, 2) for _ in range(200)] for _ in range(3)]
         self.time = 0
-        self.done = {"hit": 0, "split": 0, "evict": 0, "sparsify": 0}
+        self.done = {"hit": 0, "split": 0, "evict": 0, "sparsify": 0, "hole": 0}
 
     def prefix(self, one: Running, frame: int) -> Key:
         while len(one.keys) <= frame:
@@ -153,15 +153,22 @@ class Twin:
             self.kv.promise(self.time, goal, chunk)
 
     def advance(self, seq_id: int) -> None:
-        """Reserve, compute and commit; at a point, give up frames."""
+        """Reserve, compute (or have it brought) and commit; at a point, give up frames."""
         one = self.running[seq_id]
         if len(one.tokens) - one.computed <= 0:
             one.tokens += [self.rng.randint(1, 2) for _ in range(self.rng.randint(1, 9))]
         step = min(len(one.tokens), one.computed + self.rng.randint(1, 60))
+        whole = step // FRAME * FRAME
+        brought = self.rng.random() < 0.3 and not one.sparse and whole > one.computed
+        step = whole if brought else step
         evicted = self.kv.n_evictions
-        available, missing = self.kv.available, self.kv.missing(seq_id, len(one.tokens), step)
-        enough = self.kv.reserve(seq_id, len(one.tokens), step, keep=self.rng.randint(0, 20))
-        assert enough == (missing <= available)
+        goal = step if brought else len(one.tokens)
+        if brought:  # what slides out of sight goes before there is a need for more
+            before, one.computed = self.live(), step
+            self.note_use(before)
+        available, missing = self.kv.available, self.kv.missing(seq_id, goal, step)
+        enough = self.kv.place(seq_id, step) if brought else self.kv.reserve(seq_id, goal, step, keep=self.rng.randint(0, 20))
+        assert enough == (missing <= available) or brought
         if self.kv.n_evictions > evicted:
             self.see_what_was_evicted()
         if not enough:
@@ -176,8 +183,12 @@ class Twin:
                 self.done["split"] += any(other.parent is key.parent and other is not key for other in self.keys)
                 self.keys[key] = self.time
                 for group in range(len(self.rules)):
-                    self.cache[group].setdefault(key, own[group][frame])
-                    self.used[group][key] = self.time
+                    if own[group][frame] >= 0:
+                        self.cache[group].setdefault(key, own[group][frame])
+                        self.used[group][key] = self.time
+                    else:
+                        assert brought, "what was computed had no frame"
+                        self.done["hole"] += 1
             one.shared = step // FRAME
         self.note_use(before)
         if self.policy and self.rng.random() < 0.5 and one.computed % FRAME == 0:

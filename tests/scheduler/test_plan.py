@@ -21,6 +21,11 @@ class Frames:
     covers: dict[Hashable, int] = field(default_factory=dict)
     yields: dict[Hashable, int] = field(default_factory=dict)
     hits: dict[int, PrefixHit] = field(default_factory=dict)
+    others: int = 0
+
+    @property
+    def n_holders(self) -> int:
+        return len(self.covers) + self.others
 
     def covered(self, seq_id: Hashable) -> int:
         return self.covers[seq_id]
@@ -249,3 +254,18 @@ def test_planning_changes_nothing_and_repeats_itself() -> None:
     first = plan(waiting, batch, LIMITS, kv)
     assert first == plan(waiting, batch, LIMITS, kv)
     assert state == [(s.id, s.computed, list(s.token_ids)) for s in (*batch, *waiting)]
+
+
+def test_alone_a_sequence_takes_all_there_is_but_not_what_is_held_for_others() -> None:
+    waiting = [sequence("a", 50)]
+    assert names(plan(waiting, [], LIMITS, Frames(available=7)).admit) == ["a"]
+    assert names(plan(waiting, [], LIMITS, Frames(available=6, others=0)).admit) == ["a"], "what it found in the cache can be given back"
+    assert plan(waiting, [], LIMITS, Frames(available=6, others=1)).admit == []
+    assert names(plan(waiting, [], LIMITS, Frames(available=7, others=1)).admit) == ["a"]
+
+
+def test_a_plan_says_when_not_even_the_first_in_order_finds_frames() -> None:
+    kv = Frames(available=0)
+    first = running(kv, "a", 17, covers=16)
+    assert plan([], [first], LIMITS, kv).short
+    assert not plan([], [first], LIMITS, Frames(available=1, covers=kv.covers)).short

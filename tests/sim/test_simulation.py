@@ -323,6 +323,6 @@ ALL_FAULTS = [(setting, fault) for setting, faults in OF_SETTING for fault in fa
 def test_a_seeded_fault_is_caught(setting: Setting, fault: Patch, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     if not checked:
-        monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler: None)
+        monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler, others=0: None)
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
         run_worlds(setting, range(120))

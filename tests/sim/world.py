@@ -10,14 +10,17 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 import numpy as np
+from abroad import Abroad
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.types import FRAME, SamplingParams, Streaming
+from tokenmill.engine.transit import Transit
 from tokenmill.kv.budget import WEIGHED, Ladder, SparsePolicy
 from tokenmill.kv.footprint import Footprint
 from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
+from tokenmill.kv.prefix_tree import MISS
 from tokenmill.kv.table import PageTable
 from tokenmill.scheduler.plan import Limits, Work
 from tokenmill.scheduler.scheduler import Scheduler, Step
@@ -78,6 +81,16 @@ def sample(row: int, seed: int) -> int:
     return END if drawn >> 40 & 31 == 0 else 1 + (drawn >> 20) % 3
 
 
+def compute(rules: Ordered[Retention], tokens: list[int]) -> list[list[int]]:
+    """The keys of all positions, per group, without frames."""
+    keys: list[list[int]] = [[] for _ in rules]
+    for position, token in enumerate(tokens):
+        row = attend(rules, keys, position, token, sparse=False)
+        for group, of_group in enumerate(keys):
+            of_group.append(mixed(row, group) | 1)
+    return keys
+
+
 def alone(setting: Setting, prompt: list[int], seed: int, max_tokens: int, budget: int | None) -> list[int]:
     """The tokens of one sequence, computed one at a time without frames."""
     rules = setting.rules
@@ -124,8 +137,11 @@ class World:
         )
         limits = Limits(rng.randint(1, 7), rng.randint(8, 48), rng.random() < 0.8)
         self.limits = limits
-        self.scheduler = Scheduler(KVManager(setting.groups, self.n_frames, config, setting.policy), limits)
+        kv = KVManager(setting.groups, self.n_frames, config, setting.policy)
+        self.transit = Transit(kv, limits.chunk)
+        self.scheduler = Scheduler(kv, limits, self.transit.give_way)
         self.memory = [[0] * FRAME for _ in range(self.n_frames)]
+        self.abroad = Abroad(rng, self.transit, self.memory)
         self.to_arrive = rng.randint(5, 25)
         crowded = rng.random() < 0.5  # one long shared prompt, and high priorities that push the low ones out
         self.priorities = (0, 2, 2) if crowded else (0, 1, 1, 2)
@@ -136,15 +152,21 @@ class World:
         self.accepted: dict[tuple[str, int], Sequence] = {}
         self.expected: dict[tuple[str, int], list[int]] = {}  # the output of each, run alone
         self.drafts = rng.choice((0.0, 0.4, 1.0))
+        self.traffic = rng.choice((0.0, 0.1, 0.3))  # how often something begins to come from abroad, or to be read there
         self.drafted = self.right = 0
         self.computed = 0
         self.time = 0.0
 
-    def arrive(self) -> None:
+    def prompt(self) -> tuple[list[int], str]:
+        """And its salt."""
         rng = self.rng
-        prompt = rng.choice(self.templates) + [rng.randint(1, 3) for _ in range(rng.randint(0, 40 if len(self.templates) == 1 else 12))]
+        more = [rng.randint(1, 3) for _ in range(rng.randint(0, 40 if len(self.templates) == 1 else 12))]
+        return rng.choice(self.templates) + more, rng.choice(("", "", "", "x"))
+
+    def arrive(self, prompt: list[int], salt: str) -> None:
+        rng = self.rng
         max_tokens = rng.randint(1, 40)
-        name, priority, salt = f"r{len(self.accepted)}", rng.choice(self.priorities), rng.choice(("", "", "", "x"))
+        name, priority = f"r{len(self.accepted)}", rng.choice(self.priorities)
         seed, reuse = rng.randrange(4), rng.random() < 0.9
         budgets = self.setting.budgets
         budget = None if budgets is None or rng.random() < 0.2 else rng.randint(*budgets) * len(self.setting.rules)
@@ -169,6 +191,18 @@ class World:
                 if guess and self.rng.random() < 0.7:
                     guess[self.rng.randrange(len(guess))] = self.rng.randint(0, 3)
                 one.draft = tuple(guess)
+
+    def exchange(self) -> None:
+        """With other engines; a prompt of which nothing more comes is answered here."""
+        if self.to_arrive and self.rng.random() < self.traffic:
+            prompt, salt = self.prompt()
+            if self.scheduler.kv.fresh(MISS, len(prompt) + 1, self.limits.chunk) <= self.n_frames:
+                self.abroad.reserve(prompt, salt, compute(self.setting.rules, prompt), self.scheduler.spare)
+        if self.rng.random() < self.traffic and (running := [one for one in self.scheduler._running if one.sparsified_from is None]):
+            one = self.rng.choice(running)
+            self.abroad.lease(one, compute(self.setting.rules, one.token_ids))
+        for brought in self.abroad.go_on():
+            self.arrive(brought.prompt, brought.salt)
 
     def abort(self) -> None:
         name, choice = self.rng.choice(list(self.accepted))
@@ -242,14 +276,15 @@ class World:
         self.time += 1.0
         if self.to_arrive and self.rng.random() < 0.3:
             self.to_arrive -= 1
-            self.arrive()
+            self.arrive(*self.prompt())
+        self.exchange()
         if self.accepted and self.rng.random() < 0.02:
             self.abort()
         self.draft()
         step = self.scheduler.schedule(self.time)
-        self.scheduler.check_integrity()
+        self.scheduler.check_integrity(len(self.transit))
         if step is None:
-            assert self.scheduler.kv.n_held == 0, "frames are held while nothing runs"
+            assert self.transit or self.scheduler.kv.n_held == 0, "frames are held while nothing runs"
             return
         self.check_step(step)
         in_any_order = self.rng.sample(step, len(step))  # nobody may read what another writes in the same step
@@ -264,7 +299,7 @@ class World:
 
     def run(self) -> None:
         patience = 200 + self.to_arrive * 4 * 80 * 3 * (1 if self.setting.budgets is None else 4)
-        while self.to_arrive or self.scheduler.has_work:
+        while self.to_arrive or self.scheduler.has_work or self.transit:
             self.step()
             patience -= 1
             assert patience, "livelock"

@@ -18,6 +18,7 @@ from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
 from tokenmill.engine.speculation import build_speculator, load_drafter
+from tokenmill.engine.transit import Transit
 from tokenmill.kernels.layout import KVFormat
 from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
@@ -85,7 +86,9 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     )
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
-    return Engine(info, Scheduler(kv, limits), runner, MonotonicClock(), budget, speculator, check_when_idle=checks)
+    transit = Transit(kv, limits.chunk)
+    scheduler = Scheduler(kv, limits, transit.give_way)
+    return Engine(info, scheduler, runner, MonotonicClock(), budget, transit, speculator, check_when_idle=checks)
 
 
 def fingerprint(model_digest: bytes, variant: str, cache: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import InvalidRequest
@@ -13,11 +16,20 @@ from tokenmill.core.types import FRAME, FinishReason
 from tokenmill.engine.cache import RequestBudget
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
+from tokenmill.engine.transit import Place, Transit
 from tokenmill.sampling.sampler import NO_TOKEN
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.speculator import Speculator
+
+
+class Leased(NamedTuple):
+    """Frames that are kept for who goes on with a request, until `Transit.release(key)`."""
+
+    key: Hashable
+    request_id: str
+    place: Place
 
 
 class Engine:
@@ -35,12 +47,14 @@ class Engine:
         runner: Runner,
         clock: Clock,
         budget: RequestBudget,
+        transit: Transit,
         speculator: Speculator | None = None,
         check_when_idle: bool = False,
     ) -> None:
-        """budget: what the KV of a request may take. speculator: who drafts, if anybody does. check_when_idle: find the owner
-        of every frame from scratch whenever the last sequence has ended."""
+        """budget: what the KV of a request may take. transit: frames that are held for others. speculator: who drafts, if anybody does.
+        check_when_idle: find the owner of every frame from scratch whenever the last sequence has ended."""
         self.info = info
+        self.transit = transit
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -55,14 +69,23 @@ class Engine:
         self._generation_tokens = 0
         self._over_budget = 0
         self._steps = 0
+        self._leased: dict[Sequence, int] = {}
+        """Sequences that others go on with, and the positions up to which they have been leased."""
+        self._leases: list[Leased] = []
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
         return self._scheduler.has_work or self._flight is not None or bool(self._outputs)
 
-    def add(self, request: Generate) -> None:
-        """Accept a request: `params.n` sequences.
+    @property
+    def in_step(self) -> bool:
+        """Whether `finish_step` has something to finish or to tell. If not, though there is work, it waits for frames in transit."""
+        return self._flight is not None or bool(self._outputs)
+
+    def add(self, request: Generate, hands_over: bool = False) -> None:
+        """Accept a request: a sequence for each of its choices. hands_over: others go on with them after their first token, which
+        comes without a reason to finish, and are leased the frames of their prompts as they are computed (`take_leases`).
 
         Raises `InvalidRequest` for what can never be served (bad token ids, too long for the context or the KV pool, an id in
         use); then nothing of it stays behind.
@@ -73,29 +96,35 @@ class Engine:
         # A damaged file may name end tokens for which its model has no logit.
         eos = () if params.ignore_eos else (token for token in request.eos_ids if 0 <= token < self.info.vocab_size)
         ends = frozenset(params.stop_token_ids).union(eos)
-        for choice in range(params.n):
+        for choice, output in request.choices.items():
+            own = msgspec.structs.replace(params, prompt_logprobs=None) if output else params  # which came before the first token
             sequence = Sequence(
                 request_id=request.request_id,
                 choice=choice,
-                token_ids=list(request.prompt),
-                params=params,
+                token_ids=request.prompt + output,
+                prompt_len=len(request.prompt),
+                params=own,
                 seed=params.seed or 0,
                 priority=request.priority,
                 arrival=arrival,
                 cache_salt=request.cache_salt,
-                reuse=params.prompt_logprobs is None,
+                reuse=own.prompt_logprobs is None,
                 kv_budget=kv_budget,
+                hands_over=hands_over,
             )
             self._scheduler.add(sequence)
-            self._generations[sequence] = Generation(SamplerState(params, choice, request.prompt, ends), ends)
+            state = SamplerState(own, choice, request.prompt, ends)
+            for token in output:
+                state.observe(token)
+            self._generations[sequence] = Generation(state, ends, request.epoch)
         self._prompt_tokens += len(request.prompt)
 
     def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request, or one choice of it, now: its last output comes with the next step, and what a step in flight computes
         of it is dropped. What is unknown or over is ignored."""
         for sequence in self._scheduler.abort(request_id, choice):
+            self._outputs.append(self._output(sequence, [], sequence.n_output, finish_reason=reason))
             self._forget(sequence)
-            self._outputs.append(self._output(sequence, [], finish_reason=reason))
         self._rest()
 
     def step(self) -> list[SequenceOutput]:
@@ -107,6 +136,18 @@ class Engine:
         self._finish()
         self.start_step()
         return self._told()
+
+    def take_leases(self) -> list[Leased]:
+        """Those that steps have given since it was last asked."""
+        leases, self._leases = self._leases, []
+        return leases
+
+    def reserve(self, key: Hashable, request: Generate) -> int | None:
+        """Make room for frames that others have computed of a request, which is added when they have come; see `Transit.reserve`.
+
+        Raises as `add` does."""
+        self._check(request)
+        return self.transit.reserve(key, request.prompt, request.cache_salt, self._scheduler.spare)
 
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""
@@ -161,7 +202,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Find every frame's owner from scratch; raises AssertionError."""
-        self._scheduler.check_integrity()
+        self._scheduler.check_integrity(len(self.transit))
         assert len(self._generations) == self._scheduler.n_running + self._scheduler.n_waiting, "a generation outlived its sequence"
 
     def close(self) -> None:
@@ -181,6 +222,9 @@ class Engine:
         self._scheduler.commit(flight.step, result.tokens, result.weights)
         if self.speculator is not None:
             self.speculator.learn(flight.step, result.tokens, self._clock.now() - self._started)
+        for work in flight.step:
+            if work.sequence.hands_over and work.sequence.running:
+                self._lease(work.sequence)
         self._commit(result, {work.sequence: len(work.draft) for work in flight.step if work.draft})
         self._steps += 1
 
@@ -208,7 +252,7 @@ class Engine:
         for sequence, tokens in result.tokens.items():
             output = self._extend(sequence, tokens, result)
             output.drafted = drafted.get(sequence, 0)
-            if output.finish_reason is not None:
+            if output.finish_reason is not None or sequence.hands_over:
                 self._scheduler.finish(sequence)
                 self._forget(sequence)
             self._outputs.append(output)
@@ -223,7 +267,7 @@ class Engine:
         """What a sequence's new tokens are, and whether they are the last."""
         generation = self._generations[sequence]
         broken = tokens[-1] == NO_TOKEN
-        output = self._output(sequence, tokens[:-1] if broken else tokens)
+        output = self._output(sequence, tokens[:-1] if broken else tokens, sequence.n_output - len(tokens))
         for token in output.tokens:
             generation.sampler.observe(token)
         if output.tokens and sequence in result.logprobs:
@@ -242,12 +286,24 @@ class Engine:
             self._over_budget += 1
         return output
 
+    def _lease(self, sequence: Sequence) -> None:
+        """Keep for others the whole frames that it has filled since the last time."""
+        start, stop = self._leased.get(sequence, 0), sequence.computed // FRAME * FRAME
+        if stop <= start:
+            return
+        key = (sequence.request_id, sequence.choice, stop)
+        place = self.transit.lease(key, sequence.token_ids, sequence.cache_salt, start, stop)
+        if place is not None:
+            self._leased[sequence] = stop
+            self._leases.append(Leased(key, sequence.request_id, place))
+
     def _forget(self, sequence: Sequence) -> None:
         del self._generations[sequence]
+        self._leased.pop(sequence, None)
         if self.speculator is not None:
             self.speculator.forget(sequence)
 
-    def _output(self, sequence: Sequence, tokens: list[int], finish_reason: FinishReason | None = None) -> SequenceOutput:
+    def _output(self, sequence: Sequence, tokens: list[int], index: int, finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(
             request_id=sequence.request_id,
             choice=sequence.choice,
@@ -257,12 +313,15 @@ class Engine:
             first_scheduled=sequence.first_scheduled or 0.0,
             sparsified_from=sequence.sparsified_from,
             dropped_tokens=sequence.dropped_tokens[: len(tokens)],
+            epoch=self._generations[sequence].epoch,
+            index=index,
         )
 
     def _rest(self) -> None:
         """At every idle point: nothing is held, and in checked runs every frame's owner is found anew."""
         if self._scheduler.has_work:
             return
-        assert self._scheduler.kv.n_held == 0, f"the engine is idle, but {self._scheduler.kv.n_held} KV frames are held"
+        held = self._scheduler.kv.n_held
+        assert held == 0 or self.transit, f"the engine is idle, but {held} KV frames are held"
         if self._check_when_idle:
             self.check_integrity()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from tokenmill.kv.table import HOLE
+
 Frames = tuple[int, ...]
 """One frame per group of the rule, all for the same positions."""
 
@@ -69,7 +71,11 @@ class Companions:
         return end
 
     def put(self, key: int, frames: Frames) -> Frames:
-        """Take over frames with one reference, or take a reference on those that are there; returns the frames that it is on."""
+        """Take over frames with one reference, or take a reference on those that are there; returns the frames that it is on.
+
+        Holes are let pass: who has none of these frames does not look at them."""
+        if frames[0] == HOLE:
+            return frames
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = _Entry(frames)

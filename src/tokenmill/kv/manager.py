@@ -32,7 +32,7 @@ from tokenmill.kv.frame_store import FrameStore
 from tokenmill.kv.groups import KVGroup, Whole, Window, check_groups
 from tokenmill.kv.holding import Holding
 from tokenmill.kv.prefix_tree import PrefixHit
-from tokenmill.kv.table import PageTable, runs
+from tokenmill.kv.table import HOLE, PageTable, runs
 
 LADDERS = 256
 """Ladders that are kept for the next sequence with the same budget. Budgets come from clients, and any number of them may differ."""
@@ -178,6 +178,18 @@ class KVManager:
         holding.covered = min([table.n_frames for table in holding.tables])
         return True
 
+    def place(self, seq_id: Hashable, n_tokens: int) -> bool:
+        """As `reserve`, for keys and values that are brought and not computed: groups that slide get no frames for positions that a
+        row at `n_tokens` does not look at. `commit` says when they are there. After False the tables are only good for `release`."""
+        holding = self._holdings[seq_id]
+        self._slide(holding, n_tokens)
+        for follower in self._store.followers:
+            if holding.slides[follower.groups[0]] and (unseen := follower.low(n_tokens) - holding.covered) > 0:
+                for group in follower.groups:
+                    self._store.truncate(holding.tables[group], holding.covered)
+                    holding.tables[group].append(HOLE, unseen)
+        return self.reserve(seq_id, n_tokens)
+
     def commit(self, seq_id: Hashable, tokens: Sequence[int], computed: int) -> None:
         """Positions [0, computed) of `tokens` are in their frames: offer the newly full ones to the prefix cache, and give back what
         falls out of sight.
@@ -190,7 +202,7 @@ class KVManager:
         if computed // FRAME > holding.shared and self.shares_prefixes and not holding.sparse:
             self._store.share(holding, tokens, computed // FRAME)
         if self._store.followers:
-            self._slide(holding)
+            self._slide(holding, computed)
         if holding.ceiling and computed >= holding.goal - 1:
             self._forgo(holding)
 
@@ -208,7 +220,7 @@ class KVManager:
             self._drop_lightest(holding, rung.drop, weights)
         else:
             holding.slides = tuple(not isinstance(group.retention, Whole) for group in self.groups)
-            self._slide(holding)
+            self._slide(holding, rung.point)
         self._n_dropped += before - holding.present
 
     def dropped(self, seq_id: Hashable, computed: int) -> int:
@@ -264,13 +276,13 @@ class KVManager:
         holding.promise -= kept
         self._promised -= kept
 
-    def _slide(self, holding: Holding) -> None:
-        """Give back what falls out of sight."""
+    def _slide(self, holding: Holding, computed: int) -> None:
+        """Give back what a row at `computed` does not look at any more."""
         for number, follower in enumerate(self._store.followers):
             if holding.slides[follower.groups[0]]:
-                low = follower.low(holding.computed)
-                if low > follower.sinks:
-                    for start, stop in holding.tables[follower.groups[0]].held(follower.sinks, low):
+                low = follower.low(computed)
+                if (end := min(low, holding.covered)) > follower.sinks:
+                    for start, stop in holding.tables[follower.groups[0]].held(follower.sinks, end):
                         self._give_up(holding, number, start, stop)
 
     def _sight(self, group: int) -> int:

@@ -88,8 +88,9 @@ class PrefixCache:
     def extend(self, node: Node, tokens: Sequence[int], keys: list[int] | None, companions: list[list[Frames]]) -> Found:
         """Move the caller's reference from `node` down over `tokens`, and offer the frames that hold them.
 
-        keys: the leading group's frames, None when there is none. companions: per rule, the other groups'. Returned are those that
-        the cache has for these positions, with a reference of the caller's; offered ones that are not among them stay the caller's.
+        keys: the leading group's frames, None when there is none. companions: per rule, the other groups', or holes. Returned are those
+        that the cache has for these positions, with a reference of the caller's; offered ones that are not among them stay the
+        caller's, and holes stay holes.
         """
         mine = keys if keys is not None else self._numbers.take(len(companions[0]))
         end, kept = self._tree.extend(node, tokens, mine)

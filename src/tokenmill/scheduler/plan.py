@@ -8,6 +8,7 @@ Order of service is (priority, arrival). The rules, and why no sequence waits fo
   frames, plus one spare frame per running sequence and KV group, so that what is admitted is not preempted at the next
   frame boundary. Where groups give back frames on the way (windows, budgets) it is the most that it holds at a time that
   is kept for it, and taken as it goes. Alone it needs no spare: an empty pool fits whatever admission control accepted.
+  Frames that are held for others than sequences come free in the end, and it waits for them.
 - The waiting are admitted strictly in order: a large head is not overtaken by smaller ones. Only a *follower* is
   passed over: one whose next prefix frame is just being computed by a running prefill ahead of it. It gets
   that work for free by waiting, never later than it could have done it itself, since the leader is served first;
@@ -60,6 +61,8 @@ class KVView(Protocol):
     @property
     def n_groups(self) -> int: ...
     @property
+    def n_holders(self) -> int: ...
+    @property
     def shares_prefixes(self) -> bool: ...
     def covered(self, seq_id: Hashable) -> int: ...
     def missing(self, seq_id: Hashable, n_tokens: int, step: int) -> int: ...
@@ -95,12 +98,13 @@ class Reservation(NamedTuple):
 @dataclass(slots=True)
 class Plan:
     """preempt: running sequences that lose their frames. admit: waiting ones that get tables over the tokens
-    found in the prefix cache. reserve: who gets frames, in order. work: the step."""
+    found in the prefix cache. reserve: who gets frames, in order. work: the step. short: not even the first in order finds frames."""
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[Sequence] = field(default_factory=list)
     reserve: list[Reservation] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
+    short: bool = False
 
 
 def plan(waiting: Iterable[Sequence], running: Iterable[Sequence], limits: Limits, kv: KVView) -> Plan:
@@ -122,6 +126,7 @@ class _Planner:
         self.kv = kv
         self.available = kv.available
         self.running = list(running)
+        self.alone = kv.n_holders == len(self.running)  # no frames are held for others
         self.pending: deque[Sequence] = deque()
         self.budget = limits.chunk_size
 
@@ -138,6 +143,7 @@ class _Planner:
                     self._preempt_last()
                 if at == len(self.running):
                     return
+                self.plan.short |= need > self.available
                 self.available -= need
                 self.plan.reserve.append(Reservation(sequence, tokens, step, need))
             at += 1
@@ -244,7 +250,7 @@ class _Planner:
         places = self.limits.max_batch_size - len(self.running) - followers
         available = self.available
         rest = len(self.running)
-        while places < 1 or (rest and cost + rest * self.kv.n_groups > available):
+        while places < 1 or ((rest or not self.alone) and cost + rest * self.kv.n_groups > available):
             if not rest or (self.plan.admit and not self.plan.preempt):
                 return False  # what was admitted without paying in full may rest on a victim's frames
             victim = self.running[rest - 1]

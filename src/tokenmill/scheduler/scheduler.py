@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from types import MappingProxyType
 
@@ -26,9 +26,11 @@ class Scheduler:
     exceeds their budget.
     """
 
-    def __init__(self, kv: KVManager, limits: Limits) -> None:
+    def __init__(self, kv: KVManager, limits: Limits, give_way: Callable[[], bool] = lambda: False) -> None:
+        """give_way: frees frames that are held for others than its sequences; says whether there were any."""
         self.kv = kv
         self.limits = limits
+        self._give_way = give_way
         self.n_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -52,6 +54,11 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def spare(self) -> int:
+        """Frames that an admission leaves for those who run: one for each of them and each KV group."""
+        return self.n_running * self.kv.n_groups
 
     def decoding(self) -> list[Sequence]:
         """Running sequences that have only their newest token to compute, in order of service."""
@@ -102,7 +109,7 @@ class Scheduler:
         target, covered = sequence.target, self.kv.covered(sequence.id)
         end = target + min(wanted, sequence.draft_room)
         if end > covered:
-            rest = self.n_running * self.kv.n_groups
+            rest = self.spare
             if self.n_waiting:
                 first = next(iter(self._waiting))
                 rest += self.kv.fresh(MISS, first.goal, self.limits.chunk, first.ladder)
@@ -114,12 +121,15 @@ class Scheduler:
         return max(0, end - target)
 
     def schedule(self, now: float) -> Step | None:
-        """Plan the next step at time `now` and give each sequence in it its frames. None when there is nothing to do."""
+        """Plan the next step at time `now` and give each sequence in it its frames. None when there is nothing to do, or nobody runs
+        and what waits finds no room beside frames that are held for others."""
         if not self.has_work:
             return None
         decision = plan(self._waiting, self._running, self.limits, self.kv)
         if decision.preempt and self._lent:
             self._take_back()
+            decision = plan(self._waiting, self._running, self.limits, self.kv)
+        while (decision.preempt or decision.short) and self._give_way():
             decision = plan(self._waiting, self._running, self.limits, self.kv)
         for sequence in decision.preempt:
             self._stop(sequence)
@@ -129,8 +139,8 @@ class Scheduler:
         for sequence in decision.admit:
             self._start(sequence, now)
         self._reserve(decision.reserve)
-        assert decision.work, "sequences are queued, but none can run"
-        return decision.work
+        assert decision.work or self.kv.n_holders > self.n_running, "sequences are queued, but none can run"
+        return decision.work or None
 
     def commit(
         self, step: Step, sampled: Mapping[Sequence, Ordered[int]], weights: Mapping[Sequence, Weights] = MappingProxyType({})
@@ -158,8 +168,9 @@ class Scheduler:
             if covered is not None and sequence.target <= covered:
                 self.kv.truncate(sequence.id, covered)
 
-    def check_integrity(self) -> None:
-        """Compare queues, index and KV tables, and check the KV manager; raises AssertionError."""
+    def check_integrity(self, others: int = 0) -> None:
+        """Compare queues, index and KV tables, and check the KV manager; raises AssertionError. others: tables that belong to none of
+        its sequences."""
         self.kv.check_integrity()
         queued = {s.id: s for s in (*self._running, *self._waiting)}
         indexed = {s.id: s for choices in self._requests.values() for s in choices.values()}
@@ -171,7 +182,7 @@ class Scheduler:
         assert all(s.running for s in self._running), "a running sequence is not marked so"
         assert not any(s.running or s.computed or s.climbed for s in self._waiting), "a waiting sequence has a place or computed tokens"
         assert all(s.computed <= self.kv.covered(s.id) for s in self._running), "computed positions have no frames"
-        assert self.kv.n_holders == len(self._running), "a table belongs to no running sequence"
+        assert self.kv.n_holders == len(self._running) + others, "a table belongs to no running sequence"
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self._waiting.remove(sequence)
@@ -181,9 +192,9 @@ class Scheduler:
         self.kv.promise(sequence.id, sequence.goal, self.limits.chunk, sequence.ladder)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
             self.prefix_queries += sequence.prompt_len
-            self.prefix_hits += sequence.computed
+            self.prefix_hits += sequence.cached_tokens
 
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
@@ -200,7 +211,7 @@ class Scheduler:
 
     def _reserve(self, wishes: list[Reservation]) -> None:
         """A sequence with a budget takes no larger pages than it needs; others leave a frame per running sequence and group."""
-        later, rest = sum(wish.need for wish in wishes), self.n_running * self.kv.n_groups
+        later, rest = sum(wish.need for wish in wishes), self.spare
         for sequence, n_tokens, step, need in wishes:
             later -= need
             keep = self.kv.n_frames if sequence.ladder is not None else later + rest

@@ -19,13 +19,14 @@ Weights = npt.NDArray[np.int64]
 class Sequence:
     """One generation, wholly described by its token ids, sampling parameters, seed, `computed` and `target`.
 
-    token_ids: prompt and output; grows as tokens are sampled. prompt_len: of these, the prompt's.
+    token_ids: prompt and output; grows as tokens are sampled. prompt_len: of these, the prompt's; 0: all there are at first.
     arrival: seconds on the scheduler's clock; siblings of one request share it.
     reuse: False computes every position, whatever the prefix tree holds (prompt log-probabilities need them all).
     computed: positions whose keys and values are in frames. Preemption sets it back to 0; what it computes again
     is the same.
     cached_tokens, first_scheduled: prompt tokens found in the prefix tree, and the time, at first admission.
     running: whether it has a place in the batch and frames.
+    hands_over: it ends with its first token, and others go on with it.
     kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
     scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
     has not seen everything. dropped_tokens: for each token that the last step gave, positions that some KV group no longer had.
@@ -44,7 +45,8 @@ class Sequence:
     cache_salt: str = ""
     reuse: bool = True
     kv_budget: int | None = None
-    prompt_len: int = field(init=False)
+    prompt_len: int = 0
+    hands_over: bool = False
     id: tuple[str, int] = field(init=False)
     rank: tuple[int, float, str, int] = field(init=False)
     computed: int = field(default=0, init=False)
@@ -62,7 +64,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         assert self.token_ids, f"sequence {self.request_id} has no prompt"
-        self.prompt_len = len(self.token_ids)
+        self.prompt_len = self.prompt_len or len(self.token_ids)
         self.id = (self.request_id, self.choice)
         self.rank = (self.priority, self.arrival, self.request_id, self.choice)
 

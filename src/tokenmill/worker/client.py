@@ -36,7 +36,7 @@ class _Feed:
 
     def __init__(self, requests: tuple[Generate, ...]) -> None:
         self.queue: asyncio.Queue[SequenceOutput | Failed | TokenmillError | None] = asyncio.Queue()
-        self.open: set[_Choice] = {(request.request_id, choice) for request in requests for choice in range(request.params.n)}
+        self.open: set[_Choice] = {(request.request_id, choice) for request in requests for choice in request.choices}
 
     def close(self, request_id: str, choice: int | None) -> None:
         if choice is None:
