@@ -64,13 +64,15 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival], c
             )
         )
 
-    def cut(i: int) -> None:
-        open_choices = {key: answer for key, answer in answers.items() if key[0] == i and answer.finish_reason is None}
-        if open_choices:
+    def cut() -> None:
+        unfinished = [key for key, answer in answers.items() if answer.finish_reason is None]
+        if unfinished and cuts is not None and cuts.random() < 0.3:
+            i = cuts.choice(unfinished)[0]
+            choices = [key for key in unfinished if key[0] == i]
             engine.abort(lives[i])
-            add(i, {choice: list(answer.tokens) for (_, choice), answer in open_choices.items()})
-            for answer in open_choices.values():
-                answer.cuts += 1
+            add(i, {choice: list(answers[i, choice].tokens) for _, choice in choices})
+            for key in choices:
+                answers[key].cuts += 1
 
     step = 0
     while waiting or engine.has_work:
@@ -81,8 +83,7 @@ def serve(engine: Engine, requests: Sequence[Request], mix: Sequence[Arrival], c
         while aborts and aborts[-1][0] <= step:
             _, i = aborts.pop()
             engine.abort(lives[i], mix[i].abort_choice)
-        if cuts is not None and lives and cuts.random() < 0.4:
-            cut(cuts.choice(list(lives)))
+        cut()
         for output in engine.step():
             i = int(output.request_id.split(".")[0])
             if output.request_id != lives[i]:
