@@ -180,6 +180,41 @@ def test_a_long_step_is_no_hang() -> None:
     assert world.changes == []
 
 
+def test_a_model_whose_every_step_is_slow_is_no_hang_and_a_hang_of_it_is_seen_by_the_time_that_its_steps_take() -> None:
+    """As of a large model that decodes one stream: its one row says nothing about the weights that are read for it."""
+    world = World()
+    machine = world.join(rows=1, speed=1000.0, step_seconds=5.5)
+    world.run(13)
+    assert world.told() == 2 * [State.SUSPECT, State.HEALTHY], "of the first steps nothing is known"
+    machine.step_seconds = 8.0
+    world.run(100)
+    assert len(world.changes) == 4
+    machine.steps = machine.answers = False
+    assert 20 < world.until(State.UNHEALTHY) < 4 * 8.0 + 3
+
+
+def test_a_slow_model_without_work_is_no_excuse_for_silence() -> None:
+    world = World()
+    machine = world.join(rows=1, step_seconds=5.5)
+    world.run(50)
+    machine.rows = 0
+    world.run(6)
+    machine.answers = False
+    assert world.until(State.UNHEALTHY) <= BOUND
+
+
+def test_one_step_that_took_very_long_does_not_excuse_the_next_ones() -> None:
+    world = World()
+    machine = world.join(rows=4)
+    world.run(10)
+    machine.answers = machine.steps = False
+    world.run(600)
+    machine.answers = machine.steps = True
+    world.run(5)
+    machine.answers = machine.steps = False
+    assert world.until(State.UNHEALTHY) <= BOUND
+
+
 @pytest.mark.parametrize("speed", [20.0, 200.0])
 def test_a_hang_in_a_long_step_is_seen_after_a_margin_that_its_tokens_and_the_measured_speed_give(speed: float) -> None:
     world = World()
@@ -412,6 +447,7 @@ def test_no_state_is_wrong_for_longer_than_the_bound(seed: int) -> None:
     for name in names:
         world.join(name)
     right_at: dict[str, float] = dict.fromkeys(names, 0.0)
+    truths: dict[str, tuple[bool, bool]] = {}
     seen: set[State] = set()
     for _ in range(3000):
         name = rng.choice(names)
@@ -429,6 +465,8 @@ def test_no_state_is_wrong_for_longer_than_the_bound(seed: int) -> None:
             truth = State.HEALTHY if machine.answers and moves else State.UNHEALTHY
             state = world.state(name)
             seen.add(state)
+            if truths.get(name) != (machine.answers, moves):  # one fault after another shows like a sign of life between them
+                truths[name], right_at[name] = (machine.answers, moves), world.now
             # What stood still and has lost its work has not shown yet that it moves: it may be held to be unhealthy.
             unproven = state is State.UNHEALTHY and not machine.steps
             if state is truth or unproven or (state is State.SUSPECT and world.now - right_at[name] < BOUND):

@@ -83,6 +83,11 @@ def test_each_ingredient_can_turn_the_decision() -> None:
     assert setup.decide(1000, side("p", cached=900), IDLE)
 
 
+def test_a_worker_hands_nothing_over_to_itself() -> None:
+    decision = Setup().separation.decide(2000, side("w", streams=5), side("w", streams=5), BYTES)
+    assert (decision.separate, decision.reason) == (False, "both are the same worker")
+
+
 def test_a_gain_that_is_too_small_does_not_pay() -> None:
     decode = side("d", queued=500)
     assert Setup(min_gain=0.38).decide(1000, P, decode, bytes_per_token=20_000)

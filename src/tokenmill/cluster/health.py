@@ -8,8 +8,10 @@ blame for a hand-over that failed is `blame`'s affair, and it counts in breaker.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 import msgspec
@@ -57,9 +59,13 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
         both, less than two intervals."""
         return 1.2 * self.health_check_interval
 
-    def patience(self, rows: int, speed: float | None) -> float:
-        """By how much both are longer while a step of so many rows may be under way. speed: rows per second, if measured."""
-        expected = rows / (speed or self.assumed_speed)
+    def patience(self, signs: Signs) -> float:
+        """By how much both are longer while a step may be under way: it should take as long as its rows do at the measured speed, or as
+        half of the last ones did, since even a step of one row reads all weights. A single one may have been a hang."""
+        if not signs.rows:
+            return 1.0
+        usual = median_low(signs.last_steps) if len(signs.last_steps) > 1 else 0.0
+        expected = max(signs.rows / (signs.speed or self.assumed_speed), usual)
         return max(1.0, self.step_margin * expected / self.unhealthy_after)
 
 
@@ -69,7 +75,8 @@ class Signs:
 
     advanced_at: when a step of it was last known to have finished, or its work to have begun. told_at, counted_at: when it last told
     anything of steps, and its counter. asked: for its counter, and has not answered. rows: of the largest step that may be under way since
-    it advanced. working: there is something that it should be doing. hung: it was found to stand still, and has not moved since.
+    it advanced. speed: rows per second, if measured. last_steps: seconds that each took. working: there is something that it should
+    be doing. hung: it was found to stand still, and has not moved since.
     """
 
     boot: str
@@ -81,6 +88,7 @@ class Signs:
     steps: int = 0
     rows: int = 0
     speed: float | None = None
+    last_steps: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     working: bool = False
     hung: bool = False
     ended: bool = False
@@ -109,7 +117,7 @@ def judge(signs: Signs, now: float, policy: HealthPolicy) -> Verdict:
     silent = now - signs.heard_at
     still = now - signs.advanced_at if signs.working or signs.hung else 0.0
     worst = max(silent, still)
-    patience = policy.patience(signs.rows, signs.speed)
+    patience = policy.patience(signs)
     if worst < policy.suspect_after * patience:
         return Verdict(State.HEALTHY)
     what = f"it has said nothing for {silent:.1f} s" if silent >= still else f"it has work, but has not advanced for {still:.1f} s"
@@ -162,6 +170,9 @@ class HealthMonitor:
         """The output of a step came, even an empty one."""
         if signs := self._of(worker_id, boot):
             signs.heard_at = signs.told_at = self._clock.now()
+            if signs.working:
+                signs.last_steps.append(signs.heard_at - signs.advanced_at)
+            signs.steps += 1  # its counter will say so too, which is no second advance
             self._advance(signs)
             self._recover(worker_id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
+from hashlib import blake2b
 from itertools import count
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class Router:
         self._health = health
         self._breakers = breakers
         self._strategy = build_strategy(self.policy.routing_strategy, prefixes, self.policy.tokens_per_stream, self.policy.seed)
-        self._sessions: OrderedDict[tuple[str, Role, str], str] = OrderedDict()  # the least recently used first
+        self._sessions: OrderedDict[bytes, str] = OrderedDict()  # the least recently used first
         self._turns: dict[Role, dict[str, int]] = {role: {} for role in Role}
         self._next_turn = count(1)
 
@@ -135,7 +136,7 @@ class Router:
         """Where the session was, if that worker is in the pool, has room, and is not much busier than others."""
         if request.session is None:
             return None
-        home = self._sessions.get((request.model, wanted, request.session))
+        home = self._sessions.get(_session(request, wanted))
         load = self._loads.by_worker.get(home) if home is not None else None
         if load is None or load not in pool:
             return None
@@ -149,7 +150,7 @@ class Router:
     def _note(self, worker_id: str, request: RouteRequest, wanted: Role) -> None:
         self._turns[wanted][worker_id] = next(self._next_turn)
         if request.session is not None:
-            key = (request.model, wanted, request.session)
+            key = _session(request, wanted)
             self._sessions[key] = worker_id
             self._sessions.move_to_end(key)
             if len(self._sessions) > self.policy.sessions:
@@ -188,6 +189,12 @@ class Router:
         if worker.id in excluded:
             return "tried already"
         return "failing lately"
+
+
+def _session(request: RouteRequest, wanted: Role) -> bytes:
+    """A short name of it, since callers choose its text and length."""
+    texts = (request.model, wanted, request.session or "")
+    return blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _link(worker_id: str, wanted: Role, peer: str) -> Link:

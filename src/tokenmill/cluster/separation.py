@@ -108,6 +108,8 @@ class Separation:
 
     def decide(self, prompt_tokens: int, prefill: Side, decode: Side, bytes_per_token: int) -> Decision:
         """bytes_per_token: of KV, as it is handed over. Pure but for what has been measured."""
+        if prefill.worker_id == decode.worker_id:
+            return Decision(False, "both are the same worker")
         missing = prompt_tokens - decode.cached_tokens
         if missing < self._policy.min_tokens:
             return Decision(False, f"only {missing} tokens of its prompt are to be computed")
