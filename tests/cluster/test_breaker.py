@@ -144,16 +144,18 @@ def test_an_attempt_that_is_never_heard_of_does_not_keep_it_half_open_for_good()
 def test_a_worker_that_left_is_forgotten_with_its_links_and_attempts_of_its_time_have_no_say_about_the_next() -> None:
     setup = Setup()
     keys: list[str | tuple[str, str]] = ["w", ("w", "x"), ("x", "w"), "x", ("x", "y")]
+    closed = [setup.breakers.begin(("w", "z")) for _ in range(3)]
     old = [setup.breakers.begin(key) for key in keys for _ in range(3)]
     for key in keys:
         for _ in range(3):
             setup.breakers.failed(setup.breakers.begin(key))
     setup.breakers.forget("w")
     assert [setup.breakers.circuit(key) for key in keys] == ["closed", "closed", "closed", "open", "open"]
-    for attempt in old:
+    for attempt in old + closed:
         setup.breakers.failed(attempt)
     assert [setup.breakers.circuit(key) for key in keys] == ["closed", "closed", "closed", "open", "open"]
     assert setup.breakers.admits("w")
+    assert setup.breakers.admits(("w", "z"))
 
 
 def test_a_worker_whose_name_is_part_of_another_is_not_forgotten_with_it() -> None:

@@ -203,6 +203,21 @@ def test_a_slow_model_without_work_is_no_excuse_for_silence() -> None:
     assert world.until(State.UNHEALTHY) <= BOUND
 
 
+def test_a_first_output_that_comes_before_any_step_hides_nothing_of_how_long_steps_take() -> None:
+    """A worker may tell that its loop has begun before its first step is over."""
+    world = World()
+    machine = world.join(rows=0, step_seconds=8.0)
+    for _ in range(5):
+        machine.rows = 1
+        world.run(1.5)
+        world.monitor.stepped("w", "first")
+        world.run(40)
+        machine.rows, machine.under_way = 0, 0.0
+        world.run(20)
+    last = [change for at, change in world.changes if at > 60]
+    assert last == []
+
+
 def test_one_step_that_took_very_long_does_not_excuse_the_next_ones() -> None:
     world = World()
     machine = world.join(rows=4)
@@ -271,11 +286,33 @@ def test_an_answer_alone_does_not_excuse_a_worker_that_stands_still_even_when_it
     machine.rows = 0
     world.run(300)
     assert world.state() is State.UNHEALTHY
+    machine.rows = 2
+    world.run(3)
+    machine.rows = 0
+    world.run(3)
+    assert world.told() == [State.SUSPECT, State.UNHEALTHY], "nor does new work"
     machine.steps = True  # its loop says that it has nothing to do, which only a loop that runs can say
     assert world.until(State.HEALTHY) < 3
     machine.rows = 4
     world.run(60)
     assert world.told() == [State.SUSPECT, State.UNHEALTHY, State.HEALTHY]
+
+
+def test_a_worker_that_has_moved_again_is_not_held_to_stand_still_when_its_work_is_done() -> None:
+    clock = ManualClock()
+    monitor = HealthMonitor(clock)
+    monitor.join("w", "first")
+    states = []
+    for second in range(60):
+        monitor.working("w", int(second < 12))
+        monitor.tick()
+        states.append(monitor.verdict("w").state)
+        clock.advance(1)
+        monitor.heard("w", "first")
+        if second == 10:
+            monitor.stepped("w", "first")
+    assert states[10] is State.UNHEALTHY
+    assert set(states[11:]) == {State.HEALTHY}
 
 
 def test_an_idle_worker_that_was_silent_is_healthy_with_its_first_word() -> None:
@@ -289,11 +326,12 @@ def test_an_idle_worker_that_was_silent_is_healthy_with_its_first_word() -> None
     assert world.state() is State.HEALTHY
 
 
-def test_work_given_to_an_idle_worker_gives_it_time() -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_work_given_to_an_idle_worker_gives_it_time(phase: float) -> None:
     world = World()
     machine = world.join()
-    world.run(100)
-    machine.rows, machine.step_seconds = 4, 3.5
+    world.run(100 + phase)
+    machine.rows, machine.step_seconds = 4, 3.9
     world.run(100)
     assert world.changes == []
 
@@ -307,10 +345,12 @@ def test_the_end_of_a_stream_is_death_at_once_and_for_good() -> None:
     world.monitor.heard("w", "first")
     world.monitor.stepped("w", "first")
     world.monitor.counted("w", "first", 10**9, idle=True)
+    questions = world.machines["w"].questions
+    world.machines["w"].answers = False
     world.run(30)
     assert world.told() == [State.GONE]
     assert world.monitor.verdict("w").reason == "its stream has ended"
-    assert "w" not in world.monitor.to_ask()
+    assert world.machines["w"].questions == questions, "the dead are not asked"
 
 
 def test_a_process_under_a_new_boot_is_healthy_and_late_news_of_the_old_one_changes_nothing() -> None:
@@ -356,12 +396,24 @@ def test_silence_while_the_gateway_itself_was_stopped_is_nobodys_fault() -> None
     hung.steps = hung.answers = False
     world.run(1)
     world.run(600, gateway=False)
+    world._tick()  # before anything of what has arrived meanwhile is read
     world.run(3)
     assert {name: world.state(name) for name in ("idle", "busy")} == {"idle": State.HEALTHY, "busy": State.HEALTHY}
-    assert [change.worker_id for _, change in world.changes] in ([], ["hung"])
+    assert {change.worker_id for _, change in world.changes} <= {"hung"}
     assert world.until(State.UNHEALTHY, "hung") <= BOUND, "but who stands still now is seen"
     world.run(60)
     assert {change.worker_id for _, change in world.changes} == {"hung"}
+
+
+def test_what_is_read_before_the_first_tick_after_an_absence_is_not_dated_ahead() -> None:
+    world = World()
+    machine = world.join(rows=4)
+    world.run(20)
+    world.run(600, gateway=False)
+    world.monitor.stepped("w", "first")
+    machine.steps = machine.answers = False
+    world._tick()
+    assert world.until(State.UNHEALTHY) <= BOUND
 
 
 def test_a_suspect_worker_is_not_condemned_by_what_it_says_after_the_gateway_was_stopped() -> None:
@@ -406,6 +458,7 @@ def test_who_tells_of_steps_is_asked_once_an_interval_and_others_every_other_tic
     assert (busy.counter > 100, idle.counter) == (True, 0)
     gaps = {name: [round(b - a, 1) for a, b in itertools.pairwise(times)] for name, times in asked.items()}
     assert set(gaps["busy"]) <= {5.0, 6.0}
+    assert len(gaps["busy"]) >= 9
     assert set(gaps["idle"]) <= {1.0, 2.0}
     assert len(asked["silent"]) == 1
     silent.answers = True

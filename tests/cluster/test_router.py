@@ -87,6 +87,14 @@ def test_min_decode_queue_takes_the_fewest_waiting_prompt_tokens_for_a_prompt_al
     assert setup.choose(wanted=Role.PREFILL).found().id == "w1"
 
 
+def test_min_decode_queue_takes_of_equal_queues_of_prompts_the_fewest_streams() -> None:
+    setup = Setup(n_workers=3)
+    for name, streams in (("w0", 2), ("w1", 1), ("w2", 3)):
+        for _ in range(streams):
+            setup.give(name, 10, running=True)
+    assert setup.choose(wanted=Role.PREFILL).found().id == "w1"
+
+
 def test_least_tokens_counts_prompts_that_wait_and_positions_that_are_kept() -> None:
     setup = Setup("least_tokens")
     for name, waiting, kept in (("w0", 100, 0), ("w1", 0, 199), ("w2", 50, 101), ("w3", 500, 0)):
@@ -327,6 +335,12 @@ def test_sessions_of_models_and_of_roles_are_apart() -> None:
         assert setup.choose(in_session("s"), Role.PREFILL).found().id == "p"
         assert setup.choose(in_session("s"), Role.DECODE).found().id == "d"
         assert setup.choose(RouteRequest(model="n", prompt_tokens=1, session="s")).found().id == "x"
+    setup = Setup(n_workers=4)
+    prefill = setup.choose(in_session("s"), Role.PREFILL).found().id
+    setup.give(prefill, running=True)
+    decode = setup.choose(in_session("s"), Role.DECODE).found().id
+    assert prefill != decode
+    assert setup.choose(in_session("s"), Role.PREFILL) == (setup.fleet.registry.get(prefill), "session", Unavailable)
 
 
 def test_sessions_that_did_not_come_for_long_are_forgotten() -> None:
@@ -385,6 +399,8 @@ def test_a_request_longer_than_any_context_is_the_callers_fault_and_one_that_fit
     setup.give("long", 500)
     assert setup.choose(RouteRequest(model="m", prompt_tokens=900, max_tokens=100)).found().id == "short"
     assert setup.choose(RouteRequest(model="m", prompt_tokens=900, max_tokens=101)).found().id == "long"
+    exact = setup.choose(RouteRequest(model="m", prompt_tokens=1900, max_tokens=100), excluded={"long"})
+    assert (exact.worker, exact.error) == (None, Unavailable), "it would fit there later"
     text = r"prompt \(1900 tokens\) and output \(up to 101\) exceed the longest context of a decode or mixed worker, 2000"
     with pytest.raises(ContextLengthExceeded, match=text):
         setup.choose(RouteRequest(model="m", prompt_tokens=1900, max_tokens=101)).found()

@@ -71,6 +71,11 @@ def test_a_link_slower_than_the_prefill_is_waited_for() -> None:
     assert decision.separate_seconds == pytest.approx(0.001 + 2.0 + 0.01), "what is known already can be fetched at once"
 
 
+def test_a_prompt_shorter_than_a_chunk_is_fetched_when_it_is_computed() -> None:
+    decision = Setup().separation.decide(100, P, side("d", queued=1000), BYTES)
+    assert decision.separate_seconds == pytest.approx(0.1 + 0.02 + 0.01)
+
+
 def test_each_ingredient_can_turn_the_decision() -> None:
     setup = Setup()
     decode = side("d", streams=3)
