@@ -218,6 +218,26 @@ def test_a_first_output_that_comes_before_any_step_hides_nothing_of_how_long_ste
     assert last == []
 
 
+def test_steps_that_were_slow_long_ago_excuse_nothing() -> None:
+    world = World()
+    machine = world.join(rows=1, step_seconds=8.0)
+    world.run(400)
+    machine.step_seconds = 0.3
+    world.run(10)
+    machine.answers = machine.steps = False
+    assert world.until(State.UNHEALTHY) <= BOUND
+
+
+def test_the_time_between_outputs_of_work_that_others_have_given_is_not_that_of_a_step() -> None:
+    world = World()
+    machine = world.join(steps=False)
+    for _ in range(10):
+        world.run(60)
+        world.monitor.stepped("w", "first")
+    machine.rows, machine.answers = 1, False
+    assert world.until(State.UNHEALTHY) <= BOUND
+
+
 def test_one_step_that_took_very_long_does_not_excuse_the_next_ones() -> None:
     world = World()
     machine = world.join(rows=4)
@@ -405,9 +425,10 @@ def test_silence_while_the_gateway_itself_was_stopped_is_nobodys_fault() -> None
     assert {change.worker_id for _, change in world.changes} == {"hung"}
 
 
-def test_what_is_read_before_the_first_tick_after_an_absence_is_not_dated_ahead() -> None:
+@pytest.mark.parametrize("rows", [0, 4])
+def test_what_is_read_before_the_first_tick_after_an_absence_is_not_dated_ahead(rows: int) -> None:
     world = World()
-    machine = world.join(rows=4)
+    machine = world.join(rows=rows)
     world.run(20)
     world.run(600, gateway=False)
     world.monitor.stepped("w", "first")

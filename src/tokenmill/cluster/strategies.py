@@ -77,7 +77,11 @@ class PrefixAware:
         depth, weight, tokens = self._prefixes.depths(request.hashes).get, self._tokens_per_stream, request.prompt_tokens
         missing = [tokens - BLOCK * depth(load.worker.id, 0) for load in pool] if request.hashes else [tokens] * len(pool)
         costs = [
-            load.queued_prompt_tokens + weight * load.streams + needed + (_NO_ROOM if load.lacks_room(needed) else 0)
+            load.queued_prompt_tokens
+            + weight * load.streams
+            + needed
+            # `Load.lacks_room`, spelled out
+            + _NO_ROOM * (load.sequences >= load.worker.max_batch_size or load.kv_tokens + needed > load.worker.kv_tokens)
             for load, needed in zip(pool, missing, strict=True)
         ]
         return _longest_ago(_least(pool, costs), turns)
