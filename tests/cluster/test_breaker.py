@@ -6,6 +6,7 @@ import pytest
 
 from tokenmill.cluster.breaker import Attempt, BreakerPolicy, Breakers, Circuit
 from tokenmill.core.clock import ManualClock
+from tokenmill.core.errors import ConfigError
 
 POLICY = BreakerPolicy(failures=3, first_open=1.0, longest_open=8.0, forgiven_after=60.0, probe_within=30.0)
 
@@ -163,6 +164,12 @@ def test_a_worker_whose_name_is_part_of_another_is_not_forgotten_with_it() -> No
     setup.fail(3, "worker-10")
     setup.breakers.forget("worker-1")
     assert setup.breakers.circuit("worker-10") is Circuit.OPEN
+
+
+@pytest.mark.parametrize(("name", "value", "least"), [("failures", 0, 1), ("first_open", -1, 0), ("probe_within", float("nan"), 0)])
+def test_settings_out_of_range_are_refused(name: str, value: float, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}, but must be at least {least}"):
+        BreakerPolicy(**{name: value})
 
 
 @pytest.mark.parametrize("times", [1, 5, 40, 10_000])

@@ -10,6 +10,7 @@ import pytest
 
 from tokenmill.cluster.health import Blame, Change, HealthMonitor, HealthPolicy, State, blame
 from tokenmill.core.clock import ManualClock
+from tokenmill.core.errors import ConfigError
 
 DT = 0.1
 BOUND = 10.0
@@ -495,6 +496,13 @@ def test_all_times_follow_the_interval() -> None:
     machine.answers = False
     assert 20 < world.until(State.SUSPECT) <= 50
     assert 10 < world.until(State.UNHEALTHY) <= 30
+
+
+@pytest.mark.parametrize("name", ["health_check_interval", "step_margin", "assumed_speed"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_settings_that_would_make_everyone_unhealthy_or_no_one_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}, but must be above 0"):
+        HealthPolicy(**{name: value})
 
 
 def test_news_of_strangers_is_no_error_and_who_is_not_there_is_gone() -> None:

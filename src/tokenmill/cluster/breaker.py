@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from tokenmill.core.clock import Clock
+from tokenmill.core.errors import ConfigError
 
 Link: TypeAlias = tuple[str, str]
 
@@ -37,6 +38,13 @@ class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     longest_open: float = 60.0
     forgiven_after: float = 60.0
     probe_within: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.failures < 1:
+            raise ConfigError(f"failures is {self.failures}, but must be at least 1", param="failures")
+        for name in ("first_open", "longest_open", "forgiven_after", "probe_within"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 0", param=name)
 
     def open_for(self, times: int) -> float:
         """How long a breaker stays open that opens for the `times`-th time."""

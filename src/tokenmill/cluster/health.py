@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokenmill.core.clock import Clock
+from tokenmill.core.errors import ConfigError
 
 
 class State(enum.StrEnum):
@@ -42,6 +43,11 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     health_check_interval: float = 5.0
     step_margin: float = 4.0
     assumed_speed: float = 32.0
+
+    def __post_init__(self) -> None:
+        for name in ("health_check_interval", "step_margin", "assumed_speed"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0", param=name)
 
     @property
     def tick(self) -> float:
