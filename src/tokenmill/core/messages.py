@@ -17,6 +17,10 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", kw_only=True):
 
     The sender resolves `params.seed` and `params.max_tokens`, and names the tokens that end a text (`eos_ids`), since
     the engine has no vocabulary.
+
+    epoch: number of this attempt at the request, repeated in what is said about it; 0 where there is only one. output: what an earlier
+    attempt has put out, by choice, which is gone on from and not told again. If it is not empty, choices that are not in it are over
+    and not started.
     """
 
     request_id: str
@@ -25,6 +29,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", kw_only=True):
     eos_ids: tuple[int, ...] = ()
     priority: int = 1
     cache_salt: str = ""
+    epoch: int = 0
+    output: dict[int, list[int]] = {}
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -68,6 +74,10 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     """Beside `tokens`, if there is such a position: how many positions some KV head no longer had for that reason; 0 before it."""
     drafted: int = 0
     """Length of the draft that the step verified. What was right of it are all of `tokens` but the last."""
+    epoch: int = 0
+    """As in the `Generate`."""
+    index: int = 0
+    """Of the first of `tokens` in the choice's output."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -85,11 +95,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     code: str | None = None
     param: str | None = None
+    epoch: int = 0
 
     @classmethod
-    def of(cls, error: TokenmillError, request_id: str) -> Failed:
+    def of(cls, error: TokenmillError, request_id: str, epoch: int = 0) -> Failed:
         """`error` as a message. An error outside a request (a failed load) has the request id ""."""
-        return cls(request_id, error.status, error.type, error.message, error.code, error.param)
+        return cls(request_id, error.status, error.type, error.message, error.code, error.param, epoch)
 
     def error(self) -> TokenmillError:
         """The same error again, as the most specific class of the tree that has this status, type and code."""
