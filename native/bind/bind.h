@@ -21,3 +21,4 @@ void bind_tape(nb::module_& m);
 void bind_sample(nb::module_& m);
 void bind_ceilings(nb::module_& m);
 void bind_suffix(nb::module_& m);
+void bind_frames(nb::module_& m);

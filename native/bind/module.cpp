@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
     bind_sample(m);
     bind_ceilings(m);
     bind_suffix(m);
+    bind_frames(m);
 }

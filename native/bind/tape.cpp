@@ -35,9 +35,9 @@ void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape", "A recorded forward pass. kernels/tape.py records it from a Program.")
         .def("__init__", [](Tape* self, std::shared_ptr<mill::Pool> pool, const std::string& variant, int max_rows, int max_outputs, int max_cols,
                             int frames, int layers, int heads, int kv_heads, int head_dim, const std::string& key, const std::string& value, int group_size,
-                            const std::vector<std::vector<std::pair<int, int>>>& groups, const std::vector<std::pair<int, int>>& streaming) {
+                            const std::vector<std::vector<std::pair<int, int>>>& groups, const std::vector<std::pair<int, int>>& streaming, bool shared) {
             const mill::PageFormat page{head_dim, kv_type(key), kv_type(value), std::min(group_size, head_dim)};
-            mill::TapeShape shape{max_rows, max_outputs, max_cols, frames, layers, heads, kv_heads, page, {}};
+            mill::TapeShape shape{max_rows, max_outputs, max_cols, frames, layers, heads, kv_heads, page, {}, shared};
             if (groups.size() != streaming.size()) throw std::invalid_argument("[tape] a KV group has no rule, or a rule no group");
             for (size_t g = 0; g < groups.size(); ++g) {
                 shape.groups.push_back({{}, {streaming[g].first, streaming[g].second}});
@@ -46,7 +46,7 @@ void bind_tape(nb::module_& m) {
             new (self) Tape(std::move(pool), mill::kernels_named(variant), shape);
         }, nb::arg("pool"), nb::arg("variant"), nb::arg("max_rows"), nb::arg("max_outputs"), nb::arg("max_cols"), nb::arg("frames"),
            nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("key"), nb::arg("value"), nb::arg("group_size"),
-           nb::arg("groups"), nb::arg("streaming"))
+           nb::arg("groups"), nb::arg("streaming"), nb::arg("shared"))
         .def("calibrate", [](Tape& t, int layer, const Array1<float>& factor, const Array1<float>& zero) { t.calibrate(layer, vector_of(factor), vector_of(zero)); },
              nb::arg("layer"), nb::arg("factor"), nb::arg("zero"))
         .def("add_buffer", &Tape::add_buffer, nb::arg("width"), nb::arg("output_rows"), nb::arg("plain"))
@@ -94,5 +94,10 @@ void bind_tape(nb::module_& m) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(const_cast<float*>(t.buffer(index)), {size_t(rows), size_t(t.width(index))}, self, {int64_t(t.stride(index)), 1});
         }, nb::arg("index"), nb::arg("rows"), "A view [rows, width] whose rows are apart, overwritten by the next start.")
         .def_prop_ro("kv_bytes", &Tape::kv_bytes)
+        .def_prop_ro("kv_descriptor", &Tape::kv_descriptor)
+        .def_prop_ro("kv", [](nb::handle_t<Tape> self) {
+            const Tape& t = nb::cast<const Tape&>(self);
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(t.kv(), {t.kv_bytes()}, self);
+        })
         .def("fill_kv", [](Tape& t, int byte) { std::memset(t.kv(), byte, t.kv_bytes()); }, nb::arg("byte"), "For tests and benchmarks; see kernels/tape.py.");
 }

@@ -33,6 +33,7 @@ struct TapeShape {
     int layers, heads, kv_heads;
     PageFormat page;
     std::vector<KVGroup> groups;
+    bool shared = false;   // the pool is memory that other processes can map
 };
 
 struct Segment {

@@ -73,6 +73,7 @@ public:
     int head_dim() const { return shape_.page.head_dim; }
     uint8_t* kv() const { return kv_.data(); }
     size_t kv_bytes() const { return kv_.size(); }
+    int kv_descriptor() const { return kv_.descriptor(); }   // -1 unless the pool is shared
 
 private:
     struct Buffer {

@@ -43,7 +43,7 @@ void Tape::place_pairs() {
     size_t slots = 0;
     for (const KVGroup& g : shape_.groups) slots = std::max(slots, g.pairs.size());
     const size_t slot_bytes = shape_.page.head_bytes() * shape_.frames, width = size_t(shape_.kv_heads) * shape_.page.head_dim;
-    kv_ = Memory(slot_bytes * slots);
+    kv_ = shape_.shared ? Memory::shared(slot_bytes * slots) : Memory(slot_bytes * slots);
     layers_.resize(shape_.layers);
     for (LayerPlace& layer : layers_) layer = {std::vector<int>(shape_.kv_heads, -1), std::vector<uint8_t*>(shape_.kv_heads), std::vector<float>(width, 1.0f), std::vector<float>(width, 0.0f)};
     int placed = 0;

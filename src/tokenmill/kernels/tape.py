@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import _native
+from tokenmill.kernels.frames import Geometry, KVMemory
 from tokenmill.kernels.layout import KVLayout
 from tokenmill.kernels.native import PackedWeight, Pool
 from tokenmill.kernels.ops import (
@@ -46,8 +47,9 @@ class Tape:
     """A program ready to run: activations, KV pool and scratch memory are its own; weights are shared.
 
     Holds up to `max_rows` rows and `max_outputs` wanted rows per step and `n_frames` frames of KV, all groups together. Memory is
-    reserved here and becomes resident when first used. layout: None keeps bf16 in one group. Raises ValueError if it does not fit
-    the program.
+    reserved here and becomes resident when first used. layout: None keeps bf16 in one group. shared: other processes can map the KV
+    pool, which then has large pages only where the system gives them to shared memory (docs/transfer.md). Raises ValueError if the
+    layout does not fit the program, RuntimeError if the system gives no shared memory.
     """
 
     def __init__(
@@ -60,8 +62,11 @@ class Tape:
         max_outputs: int,
         n_frames: int,
         layout: KVLayout | None = None,
+        shared: bool = False,
     ) -> None:
         self._pool = pool
+        self._n_frames = n_frames
+        self._shared = shared
         self._layers = program.layers
         self._shape = shape = program.shape
         self.layout = layout or KVLayout.single(program)
@@ -82,6 +87,7 @@ class Tape:
             group_size=self.layout.format.group_size,
             groups=self.layout.groups,
             streaming=[(0, 0) if rule is None else (rule.sinks, rule.recent) for rule in self.layout.streaming],
+            shared=shared,
         )
         if self.layout.calibration is not None:
             for layer, (factor, zero) in enumerate(zip(self.layout.calibration.factor, self.layout.calibration.zero, strict=True)):
@@ -145,6 +151,14 @@ class Tape:
         out = np.empty((self._layers, self._shape.kv_heads, count, self._shape.head_dim), np.float32)
         self._native.read_keys(extents.tables, extents.frames, extents.starts, out.reshape(-1, count, self._shape.head_dim))
         return out
+
+    @property
+    def memory(self) -> KVMemory:
+        """The KV pool as bytes. Frames that a step in flight reads or writes are not to be written or read."""
+        piece_bytes = self.layout.format.frame_bytes(self._shape.head_dim)
+        slots = tuple(len(group) for group in self.layout.groups)
+        geometry = Geometry(slots, self._n_frames * piece_bytes, piece_bytes, self._n_frames)
+        return KVMemory(self._native.kv, geometry, self._native.kv_descriptor if self._shared else None)
 
     @property
     def kv_bytes(self) -> int:
