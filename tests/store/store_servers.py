@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -49,11 +47,6 @@ class Server:
     def address(self) -> Address:
         return parse_address(self.url)
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
         self._process = subprocess.Popen([BINARY, "-"], stdin=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -69,7 +62,8 @@ class Server:
             time.sleep(0.005)
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -85,8 +79,6 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self.signal(signal.SIGCONT)
         self.kill()
 
 

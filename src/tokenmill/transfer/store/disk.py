@@ -131,13 +131,9 @@ class DiskStore:
             self._counts.add(Count.DISK_OVERSIZED)
             return False
         path = self._path(key)
-        try:
-            os.utime(path, follow_symlinks=False)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return path.is_file()
-        else:
+        if path.is_file():
+            with contextlib.suppress(OSError):  # a folder that may only be read
+                os.utime(path)
             return True
         if not self._keeping.admits():
             self._counts.add(Count.DISK_REFUSED)
@@ -154,7 +150,7 @@ class DiskStore:
             if self._keeping.failed() == 1:
                 log.warning("the KV store's folder %s keeps nothing new: %s", self._folder, error)
             if error.errno in _FULL:
-                self._make_room(self._policy.limit // 4)
+                self._make_room(0, full=True)
             return False
         self._keeping.succeeded()
         return True
@@ -179,13 +175,17 @@ class DiskStore:
             self._remove(part)
             raise
 
-    def _make_room(self, wanted: int) -> None:
-        """Delete what was used longest ago, until `wanted` bytes and a sixteenth of the limit can be written."""
+    def _make_room(self, wanted: int, full: bool = False) -> None:
+        """Delete what was used longest ago, until `wanted` bytes and a sixteenth of the limit can be written. full: the disk is, whatever
+        the limit; then a quarter of what is here goes in any case."""
         if not self._room.acquire(blocking=False):
             return  # somebody is at it
         try:
             files = sorted(self._files())
-            excess = sum(file.size for file in files) + max(wanted, self._policy.limit // 16) - self._policy.limit
+            total = sum(file.size for file in files)
+            excess = total - self._policy.limit + max(wanted, self._policy.limit // 16)
+            if full:
+                excess = max(excess, total // 4)
             for file in files:
                 if excess <= 0:
                     break

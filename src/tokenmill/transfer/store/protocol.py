@@ -66,11 +66,12 @@ class ReplyReader:
         self._start = self._end = 0  # what is in the buffer and not yet taken
         self._socket: socket.socket | None = None
         self._timeout = 0.0
+        self._granted = 0.0  # what the socket's own timeout is
         self._deadline = 0.0
 
     def on_connect(self, connection: Any) -> None:
         self._socket = connection._sock
-        self._timeout = float(connection.socket_timeout)
+        self._timeout = self._granted = float(connection.socket_timeout)
         self._start = self._end = 0
 
     def on_disconnect(self) -> None:
@@ -81,14 +82,22 @@ class ReplyReader:
         if self._start < self._end:
             return True
         try:
-            self._fill(timeout)
+            self._grant(timeout)
+            self._fill()
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
+        finally:
+            self._grant(self._timeout)
         return True
 
     def read_response(self, disable_decoding: bool = False) -> Any:
         """The next answer: text as bytes, a number, a value, None, a list of these, or a `Refusal`, which is returned."""
         self._deadline = time.monotonic() + self._timeout
+        answer = self._answer()
+        self._grant(self._timeout)
+        return answer
+
+    def _answer(self) -> Any:
         line = self._line()
         if line[:1] != b"*":
             return self._item(line)
@@ -122,7 +131,8 @@ class ReplyReader:
                 raise InvalidResponse(f"an answer that begins with a line of more than {have} bytes")
             self._buffer[:have] = self._bytes[self._start : self._end]
             self._start, self._end = 0, have
-            self._fill(self._left())
+            self._await()
+            self._fill()
         line = bytes(self._buffer[self._start : end])
         self._start = end + 2
         return line
@@ -138,7 +148,8 @@ class ReplyReader:
         value[:have] = self._buffer[self._start : self._start + have]
         self._start += have
         while have < length:
-            have += self._receive(value[have:], self._left())
+            self._await()
+            have += self._receive(value[have:])
         self._skip(2)
         return value
 
@@ -149,30 +160,33 @@ class ReplyReader:
             count -= step
             if not count:
                 return
-            self._fill(self._left())
+            self._await()
+            self._fill()
 
-    def _left(self) -> float:
-        """Seconds until the answer must be here. Raises TimeoutError when they are over."""
+    def _await(self) -> None:
+        """Let the next receive take until the deadline. Raises TimeoutError after it."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"an answer took more than {self._timeout:g} s")
-        return left
+        # Setting it is two calls of the system, as much as a receive: a tenth more than the whole timeout is near enough.
+        if left < self._granted - 0.1 * self._timeout:
+            self._grant(left)
 
-    def _fill(self, timeout: float) -> None:
+    def _grant(self, timeout: float) -> None:
+        if timeout != self._granted and self._socket is not None:
+            self._socket.settimeout(timeout)
+            self._granted = timeout
+
+    def _fill(self) -> None:
         """Receive more into the buffer, behind what is in it."""
         if self._start == self._end:
             self._start = self._end = 0
-        self._end += self._receive(self._buffer[self._end :], timeout)
+        self._end += self._receive(self._buffer[self._end :])
 
-    def _receive(self, into: memoryview, timeout: float) -> int:
-        connected = self._socket
-        if connected is None:
+    def _receive(self, into: memoryview) -> int:
+        if self._socket is None:
             raise LostConnection("the connection is closed")
-        try:
-            connected.settimeout(timeout)
-            count = connected.recv_into(into)
-        finally:
-            connected.settimeout(self._timeout)
+        count = self._socket.recv_into(into)
         if not count:
             raise LostConnection("the server has closed the connection")
         return count
