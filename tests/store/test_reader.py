@@ -132,7 +132,7 @@ def test_nothing_stored_is_an_end_at_once_and_the_writer_is_told(reader: Make, f
     waiter = Waiter()
     reader().fetch(waiter.wants(range(3)))
     assert waiter.got() == []
-    assert forgotten == [key(0)]
+    assert forgotten == keys(3)
 
 
 def test_few_are_in_memory_at_a_time(reader: Make, store: Slow) -> None:
@@ -214,6 +214,20 @@ def test_after_a_cancel_nothing_is_taken(reader: Make, store: Slow, counts: Coun
     assert taken == 1
     assert waiter.got() == [payload(0)]
     assert len(waiter.blocks) == taken
+
+
+def test_who_takes_may_cancel(reader: Make, store: Slow) -> None:
+    store.put(entries(3))
+    waiter, fetches = Waiter(), []
+
+    def take(number: int, block: memoryview) -> bool:
+        fetches[0].cancel()
+        return waiter.take(number, block)
+
+    store.gate.clear()
+    fetches.append(reader().fetch(waiter.wants(range(3), take=take)))
+    store.gate.set()
+    assert waiter.got() == [payload(0)]
 
 
 def test_what_was_cancelled_before_it_began_asks_nobody(reader: Make, store: Slow, counts: Counts) -> None:

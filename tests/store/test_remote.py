@@ -142,7 +142,7 @@ def test_over_tcp_with_a_database_and_who_one_is(tmp_path: Path, counts: Counts,
     if login == ":secret@":
         lines.append("requirepass secret")
     if login == "reader:words@":
-        lines += ["user default off", "user reader on >words ~tokenmill:kv:* +@all"]
+        lines += ["user default off", "user reader on >words ~tokenmill:kv:* +mget +exists +expire +set +unlink +ping +select"]
     with Server(tmp_path, *lines):
         store = RemoteStore(parse_address(f"valkey://{login}127.0.0.1:{port}/3"), ENTRY, counts, PATIENT)
         other = RemoteStore(parse_address(f"redis://{login}localhost:{port}/4"), ENTRY, counts, PATIENT)

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 Command: TypeAlias = tuple[str | int | Data, ...]
 
 _READ_SIZE = 16384
-_NO_ROOM = memoryview(b"")
+
+NO_ROOM = memoryview(b"")
 
 
 class LinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class Link:
         self._room = Room()
         self._pool = _pool(address, self._room, policy)
         self._client = Valkey(connection_pool=self._pool)
+        self._client.response_callbacks.clear()  # they make an OK, or the like, of anything
         self._breaker = Breaker(MonotonicClock(), policy.backoff)
         self._timing = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -59,7 +61,7 @@ class Link:
         """Whether anything is sent."""
         return self._breaker.closed
 
-    def exchange(self, commands: Sequence[Command], room: memoryview = _NO_ROOM) -> list[Any] | None:
+    def exchange(self, commands: Sequence[Command], room: memoryview = NO_ROOM) -> list[Any] | None:
         """The answers to commands that are sent together, or refusals; None when the server fails, or has failed. Values are views into
         `room`, one after the other; one that does not fit is an empty bytes."""
         if not self.up:
@@ -72,7 +74,7 @@ class Link:
             self.failed(error)
             return None
         finally:
-            self._room.free = _NO_ROOM
+            self._room.free = NO_ROOM
         self._breaker.succeeded()
         return answers
 
@@ -136,7 +138,7 @@ def _pool(address: Address, room: Room, policy: LinkPolicy) -> ConnectionPool:
         "socket_read_size": _READ_SIZE,
         "parser_class": functools.partial(ReplyReader, room=room),
         "command_packer": CommandPacker(),
-        "client_name": "tokenmill",
+        # No more commands than needed: a server may allow none but those.
         "lib_name": None,
         "lib_version": None,
     }

@@ -60,7 +60,7 @@ class Fetch:
         self.wanted = wanted
         self.taken = 0
         self.cancelled = False
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
 
     def cancel(self) -> None:
         """When this returns, `take` is not running and is not called again: what it writes to may go. `done` is still called."""
@@ -164,7 +164,7 @@ class Reader:
         began = self._clock.now()
         found = self._store.find(wanted.keys)
         now = self._clock.now()
-        self._forget(wanted.keys[found : found + 1])
+        self._forget(wanted.keys[found:])
         with self._measuring:
             self._choice.asked(now - began)
             count = self._choice.worth(found, wanted.block_bytes, wanted.block_tokens, wanted.deadline - now, self._expected)

@@ -3,18 +3,20 @@ has a time to live, and what the server does when it is full is its own affair."
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from valkey.exceptions import InvalidResponse
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.transfer.store.address import Address
 from tokenmill.transfer.store.breaker import Breaker
 from tokenmill.transfer.store.counts import Count, Counts
 from tokenmill.transfer.store.entry import Data
-from tokenmill.transfer.store.link import Command, Link, LinkPolicy
+from tokenmill.transfer.store.link import NO_ROOM, Command, Link, LinkPolicy
 from tokenmill.transfer.store.protocol import Refusal
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ _MOST_KEYS = 256
 """In one exchange."""
 
 T = TypeVar("T")
+Sane: TypeAlias = Callable[[Any], bool]
+"""Whether an answer is one that there can be to a command."""
 
 
 class RemotePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +59,7 @@ class RemoteStore:
     def find(self, keys: Sequence[bytes]) -> int:
         found = 0
         for names in _batches([_name(key) for key in keys], _MOST_KEYS):
-            there = self._ask([("EXISTS", name) for name in names])
+            there = self._ask([("EXISTS", name) for name in names], _is_number)
             leading = _leading(there, lambda answer: answer == 1)
             found += leading
             if leading < len(names):
@@ -68,8 +72,8 @@ class RemoteStore:
             # One answer for all that fit, so that all together have its timeout.
             count = max(1, min(_MOST_KEYS, len(room) // self._entry_bytes))
             batch = keys[len(entries) : len(entries) + count]
-            (values,) = self._ask([("MGET", *map(_name, batch))], room) or [[]]
-            leading = _leading(values, bool)
+            (values,) = self._ask([("MGET", *map(_name, batch))], functools.partial(_is_values, len(batch)), room) or [[]]
+            leading = _leading(values, lambda value: isinstance(value, memoryview))
             entries += values[:leading]
             room = room[sum(map(len, values[:leading])) :]
             if leading < len(batch):
@@ -96,24 +100,33 @@ class RemoteStore:
         """When no other thread uses it any more."""
         self._link.close()
 
-    def _ask(self, commands: Sequence[Command], room: memoryview | None = None) -> list[Any]:
+    def _ask(self, commands: Sequence[Command], sane: Sane, room: memoryview = NO_ROOM) -> list[Any]:
         """The answers; none when the server fails, or refuses one: who may not read has no use for it."""
-        answers = self._link.exchange(commands, room or memoryview(b"")) or []
+        answers = self._exchange(commands, sane, room) or []
         refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
         if refusal is None:
             return answers
         self._link.failed(refusal)
         return []
 
+    def _exchange(self, commands: Sequence[Command], sane: Sane, room: memoryview = NO_ROOM) -> list[Any] | None:
+        """Answers to each, sane ones and refusals; None when the server fails."""
+        answers = self._link.exchange(commands, room) or []
+        for command, answer in zip(commands, answers, strict=False):
+            if not (sane(answer) or isinstance(answer, Refusal)):
+                self._link.failed(InvalidResponse(f"{str(answer)[:32]} is no answer to {command[0]!s}"))
+                return None
+        return answers or None
+
     def _put(self, entries: Sequence[tuple[bytes, Data]]) -> list[bool]:
         """Of entries that fit into one exchange, whether each is there."""
         ttl = self._policy.ttl
         named = [(_name(key), entry) for key, entry in entries]
         # EXPIRE says 1 where there is something, and 0 otherwise.
-        answers = self._link.exchange([("EXPIRE", name, ttl) for name, _ in named])
+        answers = self._exchange([("EXPIRE", name, ttl) for name, _ in named], _is_number)
         missing = [number for number, answer in enumerate(answers or ()) if answer == 0]
         if answers is not None and missing:
-            sent = self._link.exchange([("SET", *named[number], "EX", ttl) for number in missing])
+            sent = self._exchange([("SET", *named[number], "EX", ttl) for number in missing], lambda answer: answer == b"OK")
             if sent is None:
                 answers = None
             else:
@@ -130,6 +143,16 @@ class RemoteStore:
         elif self._keeping.failed() == 1:
             log.warning("the KV store at %s keeps nothing new: %s", self._link.shown, refusals[0])
         return [not isinstance(answer, Refusal) for answer in answers]
+
+
+def _is_number(answer: Any) -> bool:
+    return isinstance(answer, int)
+
+
+def _is_values(count: int, answer: Any) -> bool:
+    if not isinstance(answer, list) or len(answer) != count:
+        return False
+    return all(value is None or value == b"" or isinstance(value, memoryview) for value in answer)
 
 
 def _leading(answers: Sequence[Any], good: Callable[[Any], bool]) -> int:
