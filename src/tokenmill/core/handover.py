@@ -163,7 +163,7 @@ def frames_of_chunk(start: int, stop: int, window: int | None) -> int:
     window: of the group, in positions; None where all are kept. A group with a window brings only what the row at `stop` sees, so that
     after each chunk the decode worker has what it needs to go on from there.
     """
-    first = start if window is None else max(start, full_positions(stop - window))
+    first = start if window is None else max(start, full_positions(stop + 1 - window))
     return (stop - first) // FRAME
 
 
