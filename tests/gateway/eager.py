@@ -13,7 +13,7 @@ def work() -> None:
     from tokenmill.worker.main import main
 
     speculator.choose_lengths = lambda odds, *_: [len(each) for each in odds]  # type: ignore[assignment]
-    draft_model.GAIN = 1e9
+    draft_model.RETURN = 0.0
     Worth.floor = lambda *_: 0.0  # type: ignore[method-assign]
     Worth.best = lambda worth, odds, drafting=0.0, drafts=1: Best(float(len(odds)), 1.0 + len(odds))  # type: ignore[method-assign]
     Balance.rests = lambda _: False  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ class Guesser:
 
     name = "guesser"
     writes = False
+    invested = 0.0
 
     def __init__(self) -> None:
         self.texts: list[list[int]] = []
