@@ -43,6 +43,18 @@ def test_chunks_are_read_one_by_one_and_then_the_sequence_runs() -> None:
     assert len(reservations) == 0
 
 
+def test_tickets_queue_behind_one_another() -> None:
+    prompt = list(range(100, 128))
+    reservations = Reservations(TARGET)
+    reservations.reserve(Reserve(generate(prompt=prompt), 10.0), NONCE, 0.0)
+    reservations.opened(NONCE, 0)
+    tickets = [msgspec.structs.replace(ticket(n), last=n == 2, token_hash=token_hash(prompt[: 8 * n + 8])) for n in range(3)]
+    assert reservations.ready(Ready(tickets[0]), 0.0) == [Read(NONCE, tickets[0])]
+    assert [reservations.ready(Ready(queued), 0.0) for queued in tickets[1:]] == [[], []]
+    assert reservations.read_ended(NONCE, "ok", 0.0) == [Send(taken(0)), Read(NONCE, tickets[1])]
+    assert reservations.read_ended(NONCE, "ok", 0.0) == [Send(taken(1)), Read(NONCE, tickets[2])]
+
+
 def test_a_sequence_whose_frames_are_all_here_waits_for_its_start() -> None:
     reservations = reading()
     reservations.ready(ready(1), 0.0)
