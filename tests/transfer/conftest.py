@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from fake_workers import FINGERPRINT, PATIENCE, PeerProcess, Us, Wire
 from peer_process import Setup
 
 from tokenmill.kernels.frames import Geometry
-from tokenmill.transfer import names
+from tokenmill.transfer import names, nixl
 from tokenmill.transfer.connector import Side
 
 PEER = Path(__file__).with_name("peer_process.py")
@@ -37,11 +38,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     return to
 
 
-@pytest.fixture(params=["shm", "tcp", "tcp with TLS"])
+@pytest.fixture(params=["shm", "tcp", "tcp with TLS", "nixl"])
 def wire(request: pytest.FixtureRequest, certificate: Path | None) -> Wire:
     connector, _, tls = request.param.partition(" with ")
     if tls and certificate is None:
         pytest.skip("needs openssl, to make a certificate")
+    if connector == "nixl" and not any(map(importlib.util.find_spec, nixl.LIBRARIES)):
+        pytest.skip("needs nixl-cu12, installed without its dependencies")
     return Wire(connector, certificate if tls else None)
 
 

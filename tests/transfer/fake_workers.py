@@ -39,7 +39,7 @@ class Wire:
 
     @property
     def secret(self) -> bytes:
-        return SECRET if self.connector == "tcp" else b""
+        return b"" if self.connector == "shm" else SECRET
 
     def reader_options(self) -> Options:
         options = Options(timeout=PATIENCE, secret=self.secret)

@@ -92,7 +92,7 @@ def break_down(fault: str, door: Any) -> None:
 
     def finds(self: Grants, *asked: Any) -> Any:
         found = find(self, *asked)
-        if door.address.startswith("shm:"):
+        if not door.address.startswith("tcp:"):
             strike()
         return found
 
@@ -102,7 +102,7 @@ def break_down(fault: str, door: Any) -> None:
         return gather(self, out, start)
 
     Grants.find = finds  # type: ignore[method-assign]
-    if not door.address.startswith("shm:"):
+    if door.address.startswith("tcp:"):
         Frames.gather = gathers  # type: ignore[method-assign]
 
 

@@ -105,9 +105,11 @@ def test_nobody_there_is_lost(wire, make_us, tmp_path):
     one = [np.zeros(1, np.int32)] * 3
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
         places = {
             "shm": ["shm:@nobody-" + secrets.token_hex(4), f"shm:{tmp_path}/none", "shm:" + "x" * 300, "shm:a\0b", "shm:"],
-            "tcp": [f"tcp:127.0.0.1:{unused.getsockname()[1]}", "tcp:no.such.host.invalid:80", "tcp:" + "x" * 300 + ":80"],
+            "tcp": [f"tcp:127.0.0.1:{port}", "tcp:no.such.host.invalid:80", "tcp:" + "x" * 300 + ":80"],
+            "nixl": [f"nixl:127.0.0.1:{port}"],
         }
         for address in places[wire.connector]:
             status = us.reader.read(address, "boot", NONCE, one, one, bytes(8))
@@ -170,6 +172,7 @@ def mapped_pools():
         return sum("memfd:tokenmill-kv" in line for line in maps)
 
 
+@over("shm", "tcp", "tcp with TLS")
 def test_nothing_is_left_open_behind_links(start_peer, us):
     peer = start_peer()
     granted = peer.grant(everything(THEIRS))

@@ -7,7 +7,7 @@ whoever knows the nonce can read them until it is revoked. How bytes get across 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -162,3 +162,7 @@ class Link(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Connect: TypeAlias = Callable[[str], Link]
+"""Reach the door at an address, of which the connector's name was taken off. Raises `Refused`, `Lost`."""

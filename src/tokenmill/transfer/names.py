@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from tokenmill.transfer.connector import Door, Options, Side
     from tokenmill.transfer.reader import Reader
 
-Connector: TypeAlias = Literal["shm", "tcp"]
+Connector: TypeAlias = Literal["shm", "tcp", "nixl"]
 CONNECTORS: tuple[Connector, ...] = get_args(Connector)
 
 _HINTS = {
-    "nccl": "nccl moves memory of GPUs, and KV is in that of the CPU",
+    "nccl": "it moves memory of GPUs, and KV is in that of the CPU",
 }
 
 
@@ -40,7 +40,7 @@ def open_reader(side: Side, options: Options) -> Reader:
     """Read other workers' pools, by whatever connector an address names."""
     from tokenmill.transfer.reader import Reader
 
-    return Reader(side, options, {name: _module(name).connect for name in CONNECTORS})
+    return Reader(side.memory, {name: _module(name).connector(side, options) for name in CONNECTORS})
 
 
 def _module(connector: Connector) -> Any:

@@ -6,17 +6,14 @@ import contextlib
 import hmac
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tokenmill.kernels.frames import Checksum, Frames
+from tokenmill.kernels.frames import Checksum, Frames, KVMemory
 from tokenmill.kernels.ops import Int32s
-from tokenmill.transfer.connector import Link, Lost, Options, Refused, Side, Status
-
-Connect: TypeAlias = Callable[[str, Side, Options], Link]
-"""Reach the door at an address, of which the connector's name was taken off. Raises `Refused`, `Lost`."""
+from tokenmill.transfer.connector import Connect, Link, Lost, Refused, Status
 
 
 class Reader:
@@ -25,9 +22,8 @@ class Reader:
     Any number of threads can read, from one peer one after the other. connects: of each connector that is known here.
     """
 
-    def __init__(self, side: Side, options: Options, connects: Mapping[str, Connect]) -> None:
-        self._side = side
-        self._options = options
+    def __init__(self, memory: KVMemory, connects: Mapping[str, Connect]) -> None:
+        self._memory = memory
         self._connects = connects
         self._places: dict[str, _Place] = {}
         self._lock = threading.Lock()
@@ -41,7 +37,7 @@ class Reader:
         says makes it raise. Nobody else may use `mine` meanwhile, and unless all went well they hold anything.
         """
         self.tend()
-        frames = self._side.memory.frames(mine)
+        frames = self._memory.frames(mine)
         try:
             got = self._read(address, boot, nonce, _as_many(theirs, mine), frames)
         except Refused as refused:
@@ -92,7 +88,7 @@ class Reader:
                     return place.fetch(nonce, theirs, mine)
             place.drop()
             self._require_open()
-            place.link = connect(rest, self._side, self._options)
+            place.link = connect(rest)
             self._require_open()
             if place.link.peer.boot != boot:
                 raise Refused("boot", f"{address} is now start {place.link.peer.boot!r} of its worker, not {boot!r}")

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from tokenmill.core.errors import ConfigError
 from tokenmill.kernels.frames import BLOCK, Checksum, Frames, KVMemory
 from tokenmill.kernels.ops import Int32s
-from tokenmill.transfer.connector import Door, Link, Lost, Options, Peer, Refused, Side
+from tokenmill.transfer.connector import Connect, Door, Link, Lost, Options, Peer, Refused, Side
 from tokenmill.transfer.door import SocketDoor, listen
 from tokenmill.transfer.grants import Grant
 from tokenmill.transfer.handshake import introduce
-from tokenmill.transfer.link import ask, losses
+from tokenmill.transfer.link import SocketLink, opening
 from tokenmill.transfer.listener import Session
 from tokenmill.transfer.stream import Garbled, Stream
 
@@ -38,25 +38,13 @@ def open_door(side: Side, options: Options) -> Door:
     return SocketDoor(side, _Delivery(side.memory.descriptor), sock, f"shm:{place}", _NO_SECRET, options.timeout)
 
 
-def connect(address: str, side: Side, options: Options) -> Link:
-    """address: without the connector's name. Raises `Refused`, `Lost`."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(options.timeout)
-        try:
-            sock.connect(_native_name(address))
-        except (OSError, ValueError) as error:
-            raise Lost("unreachable", f"no worker is at shm:{address}: {error}") from None
-        if not _is_ours(sock):
-            raise Refused("user", f"the process at shm:{address} belongs to another user")
-        stream = Stream(sock, options.timeout)
-        with losses(f"shm:{address}"):
+def connector(side: Side, options: Options) -> Connect:
+    def connect(place: str) -> Link:
+        with opening(f"shm:{place}", lambda: _reach(place, options)) as stream:
             peer = introduce(stream, side, _NO_SECRET)
-            memory = _receive_pool(stream, peer)
-    except BaseException:
-        sock.close()
-        raise
-    return _Link(f"shm:{address}", stream, peer, memory)
+            return SocketLink(f"shm:{place}", stream, peer, _Receipt(_receive_pool(stream, peer)))
+
+    return connect
 
 
 class _Delivery:
@@ -76,32 +64,38 @@ class _Delivery:
         pass
 
 
-class _Link:
-    def __init__(self, address: str, stream: Stream, peer: Peer, memory: KVMemory) -> None:
-        self._address = address
-        self._stream = stream
-        self._memory: KVMemory | None = memory
-        self.peer = peer
+class _Receipt:
+    """Copies out of the peer's pool. That may be the pool of a dead worker: it is unmapped with the link."""
 
-    def fetch(self, nonce: bytes, theirs: Sequence[Int32s], mine: Frames, check: Checksum) -> None:
+    def __init__(self, memory: KVMemory) -> None:
+        self._memory: KVMemory | None = memory
+
+    def take(self, stream: Stream, theirs: Sequence[Int32s], mine: Frames, check: Checksum) -> None:
         assert self._memory is not None, "a closed link"
         source = self._memory.frames(theirs)
-        with losses(self._address):
-            ask(self._stream, nonce, theirs)
         for start in range(0, mine.nbytes, BLOCK):
             stop = min(start + BLOCK, mine.nbytes)
             mine.copy(source, start, stop)
             check.advance(stop)
 
-    def ended(self) -> bool:
-        return not self._stream.quiet()
-
-    def cut(self) -> None:
-        self._stream.cut()
-
     def close(self) -> None:
-        self._memory = None  # unmaps a pool whose worker may be dead
-        self._stream.close()
+        self._memory = None
+
+
+def _reach(place: str, options: Options) -> Stream:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(options.timeout)
+        try:
+            sock.connect(_native_name(place))
+        except (OSError, ValueError) as error:
+            raise Lost("unreachable", f"no worker is at shm:{place}: {error}") from None
+        if not _is_ours(sock):
+            raise Refused("user", f"the process at shm:{place} belongs to another user")
+    except BaseException:
+        sock.close()
+        raise
+    return Stream(sock, options.timeout)
 
 
 def _receive_pool(stream: Stream, peer: Peer) -> KVMemory:
