@@ -126,6 +126,26 @@ def test_an_answer_that_trickles_in_has_one_timeout_as_a_whole(value: bytes) -> 
     assert 0.3 <= taken < 30
 
 
+def test_an_answer_that_never_ends_has_one_timeout_however_fast_it_comes() -> None:
+    peer = Peer(timeout=0.3)
+    piece = bytes(1 << 20)
+
+    def pour() -> None:
+        peer.socket.sendall(b"$3000000000\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(3000):
+                peer.socket.sendall(piece)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pouring = pool.submit(pour)
+        try:
+            with pytest.raises(TimeoutError):
+                peer.reader.read_response()
+        finally:
+            peer.close()
+        pouring.result()
+
+
 def test_whether_something_is_there_is_known_at_once(peer: Peer) -> None:
     assert not peer.reader.can_read(0)
     peer.socket.sendall(b"+OK\r\n+")

@@ -1,9 +1,9 @@
 """The bytes of commands and answers, as far as the client package's own way is not good enough for large values.
 
 It reads a value in pieces, which it joins and then copies out into new memory, and its timeout is for each piece: a value that trickles in
-may take for ever. Here a value is copied once, by the kernel, to where the caller has room for it, and an answer takes at most
-`socket_timeout` seconds from when it is waited for (`sendall` bounds each piece that is sent in the same way). Commands are packed here
-because the package packs them otherwise, and takes no views, where its C extension is installed.
+may take for ever. Here a value is copied once, by the kernel, to where the caller has room for it, and an answer takes at most twice
+`socket_timeout`, however it comes (`sendall` bounds each piece that is sent). Commands are packed here because the package packs them
+otherwise, and takes no views, where its C extension is installed.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ class ReplyReader:
         self._start = self._end = 0  # what is in the buffer and not yet taken
         self._socket: socket.socket | None = None
         self._timeout = 0.0
-        self._granted = 0.0  # what the socket's own timeout is
         self._deadline = 0.0
 
     def on_connect(self, connection: Any) -> None:
         self._socket = connection._sock
-        self._timeout = self._granted = float(connection.socket_timeout)
+        self._timeout = float(connection.socket_timeout)
         self._start = self._end = 0
 
     def on_disconnect(self) -> None:
@@ -81,23 +80,20 @@ class ReplyReader:
         """Whether something is there within so many seconds. Raises LostConnection at the end of the stream."""
         if self._start < self._end:
             return True
+        if self._socket is None:
+            raise LostConnection("the connection is closed")
+        self._socket.settimeout(timeout)
         try:
-            self._grant(timeout)
             self._fill()
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
         finally:
-            self._grant(self._timeout)
+            self._socket.settimeout(self._timeout)
         return True
 
     def read_response(self, disable_decoding: bool = False) -> Any:
         """The next answer: text as bytes, a number, a value, None, a list of these, or a `Refusal`, which is returned."""
         self._deadline = time.monotonic() + self._timeout
-        answer = self._answer()
-        self._grant(self._timeout)
-        return answer
-
-    def _answer(self) -> Any:
         line = self._line()
         if line[:1] != b"*":
             return self._item(line)
@@ -164,18 +160,9 @@ class ReplyReader:
             self._fill()
 
     def _await(self) -> None:
-        """Let the next receive take until the deadline. Raises TimeoutError after it."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        """Raises TimeoutError after the deadline. The receive that follows has the socket's own timeout once more."""
+        if time.monotonic() >= self._deadline:
             raise TimeoutError(f"an answer took more than {self._timeout:g} s")
-        # Setting it is two calls of the system, as much as a receive: a tenth more than the whole timeout is near enough.
-        if left < self._granted - 0.1 * self._timeout:
-            self._grant(left)
-
-    def _grant(self, timeout: float) -> None:
-        if timeout != self._granted and self._socket is not None:
-            self._socket.settimeout(timeout)
-            self._granted = timeout
 
     def _fill(self) -> None:
         """Receive more into the buffer, behind what is in it."""
