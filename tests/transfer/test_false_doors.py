@@ -60,9 +60,9 @@ def false_door(wire):
         thread.join()
 
 
-def read_one(us, address, boot="boot"):
+def read_one(us, address, boot="boot", theirs=0):
     one = [np.zeros(1, np.int32)] * 3
-    status = us.reader.read(address, boot, NONCE, one, one, bytes(8))
+    status = us.reader.read(address, boot, NONCE, [part + np.int32(theirs) for part in one], one, bytes(8))
     return status.outcome, status.reason
 
 
@@ -194,6 +194,26 @@ def test_blocks_that_cannot_be_end_the_read(after_welcome, sent, reason):
 
 
 @over("tcp")
+def test_a_link_on_which_nobody_knows_what_comes_next_is_not_used_again(wire, false_door, us):
+    """The door goes on sending blocks, which would be taken for those of another read."""
+    links = []
+
+    def serve(stream):
+        links.append(stream)
+        welcome(stream, us.side, wire.secret)
+        while True:
+            stream.receive(READS)
+            stream.send(Granted())
+            stream.send_bytes((2**32 - 1).to_bytes(4, "big"))
+
+    address = false_door(serve)
+    for reads in (1, 2):
+        assert read_one(us, address, us.side.boot) == ("lost", "garbled")
+        assert us.reader._places == {} or us.reader._places[address].link is None
+        assert len(links) == reads
+
+
+@over("tcp")
 def test_reasons_that_nobody_knows_are_no_answer(after_welcome):
     assert after_welcome(lambda stream: stream.send({"type": "Refusal", "reason": "mood", "detail": ""})) == ("lost", "garbled")
 
@@ -202,7 +222,7 @@ def test_reasons_that_nobody_knows_are_no_answer(after_welcome):
 def hand_over(wire, false_door, us):
     """hand_over(descriptors, **wrong): what a read of a door gives that hands them over."""
 
-    def run(descriptors, **wrong):
+    def run(descriptors, theirs=0, **wrong):
         def serve(stream):
             welcome(stream, us.side, b"", **wrong)
             socket.send_fds(stream.sock, [b"\0"], descriptors)
@@ -211,7 +231,7 @@ def hand_over(wire, false_door, us):
             stream.receive(READS)
 
         before = len(os.listdir("/proc/self/fd"))
-        result = read_one(us, false_door(serve), us.side.boot)
+        result = read_one(us, false_door(serve), us.side.boot, theirs)
         for place in us.reader._places.values():
             place.drop()
         assert len(os.listdir("/proc/self/fd")) <= before + 2  # the false door's socket and the connection that it may still have
@@ -255,6 +275,15 @@ def test_a_pool_is_mapped_if_it_is_what_the_door_says(hand_over):
 def test_a_pool_that_is_not_what_the_door_says_is_refused(hand_over, size, seals, wrong):
     descriptor = sealed(size, seals)
     assert hand_over([descriptor], **wrong) == ("refused", "geometry")
+    os.close(descriptor)
+
+
+@over("shm")
+def test_a_door_that_grants_what_its_pool_does_not_have_is_not_believed(hand_over):
+    """Frames are looked at before anything is copied, whatever the door says to them."""
+    descriptor = sealed(MINE.nbytes, fcntl.F_SEAL_SHRINK)
+    for bad in (MINE.n_frames, -1, 2**31 - 1):
+        assert hand_over([descriptor], theirs=bad) == ("refused", "frames")
     os.close(descriptor)
 
 

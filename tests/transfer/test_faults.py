@@ -80,6 +80,18 @@ def test_a_link_that_has_broken_is_made_again_within_a_read(rng, start_peer, us)
         us.reader._places[peer.address].link.cut()
 
 
+def test_a_link_that_breaks_while_it_is_used_is_made_again_too(rng, start_peer, us, monkeypatch):
+    """It looked sound when the read began."""
+    peer = start_peer()
+    theirs, mine = draw(rng, THEIRS, COUNTS), draw(rng, MINE, COUNTS)
+    granted = peer.grant(theirs)
+    for _ in range(3):
+        assert us.reader.read(peer.address, peer.setup.boot, granted[0], theirs, mine, granted[1]) == Status()
+        link = us.reader._places[peer.address].link
+        monkeypatch.setattr(link, "ended", lambda: False)
+        link.cut()
+
+
 @over("tcp", "tcp with TLS")
 def test_a_grant_revoked_in_the_middle_of_a_read_ends_it(start_peer, make_us):
     """Where the door sends; by shm the reader has been let in, and the checksum decides."""

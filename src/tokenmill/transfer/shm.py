@@ -100,7 +100,7 @@ def _reach(place: str, options: Options) -> Stream:
 
 def _receive_pool(stream: Stream, peer: Peer) -> KVMemory:
     """Raises `Refused` for a pool that is not what the peer says it is, OSError."""
-    _, descriptors, _, _ = socket.recv_fds(stream.sock, 1, 1)
+    _, descriptors, _, _ = socket.recv_fds(stream.sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
         raise Garbled("no descriptor of a KV pool has come")
     try:
