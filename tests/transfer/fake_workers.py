@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import ssl
@@ -75,6 +76,7 @@ class PeerProcess:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # until it has stopped
 
     def kill(self) -> None:
         self.process.kill()
