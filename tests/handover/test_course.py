@@ -7,7 +7,7 @@ import pytest
 from handover_samples import NONCE, PROMPT, generate, ready, taken, ticket
 
 from tokenmill.cluster.course import Course, CoursePolicy, Deliver, Effect, Fail, NeedDecode, NeedPrefill, Process, Send
-from tokenmill.core.errors import EngineDied, InvalidRequest, TokenmillError, Unavailable
+from tokenmill.core.errors import EngineDied, InvalidRequest, KernelError, TokenmillError, Unavailable
 from tokenmill.core.handover import WAITED_TOO_LONG, Prefill, Ready, Refused, Release, Reserve, Reserved, Start
 from tokenmill.core.messages import Abort, Failed, Generate, SequenceOutput
 from tokenmill.core.types import FinishReason
@@ -97,6 +97,8 @@ def test_a_refusal_before_the_token_does_not_end_the_prefill() -> None:
     refused = Refused("r", 1, NONCE, "corrupt")
     assert course.heard(D, refused) == [Send(P, refused)]
     assert course.heard(P, out(0, 7)) == [Deliver(out(0, 7)), Send(D, Start("r", 1, (7,)))]
+    last = out(1, 8, finish=FinishReason.STOP)
+    assert course.heard(D, last) == [Deliver(last)], "with the token its frames have gone"
 
 
 def test_a_prompt_that_the_decode_worker_has_is_not_prefilled() -> None:
@@ -115,6 +117,7 @@ def test_without_a_decode_worker_the_request_fails() -> None:
     error = Unavailable("all are draining")
     assert course.decode_worker(error) == [Fail(error)]
     assert course.over
+    assert course.abort() == [], "it has ended once"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,18 @@ def test_only_the_worker_that_has_the_request_is_listened_to() -> None:
 @pytest.mark.parametrize("change", [{"nonce": b"another"}, {"prefill_boot": "p, later"}, {"decode_boot": "d, before"}, {"epoch": 2}])
 def test_tickets_of_another_hand_over_are_not_passed_on(change: dict[str, object]) -> None:
     assert prefilling().heard(P, Ready(msgspec.structs.replace(ticket(0), **change))) == []
+
+
+def test_tickets_are_passed_on_from_their_worker_alone_and_not_after_its_token() -> None:
+    assert prefilling().heard(P2, ready(0)) == []
+    course = prefilling()
+    course.heard(P, out(0, 7))
+    assert course.heard(P, ready(0)) == []
+
+
+def test_a_failure_is_heard_from_the_prefill_worker_alone_and_not_after_its_token() -> None:
+    assert prefilling().heard(P2, failed()) == []
+    assert decoding().heard(P, failed()) == []
 
 
 def test_what_is_said_under_another_nonce_is_not_passed_back() -> None:
@@ -179,6 +194,10 @@ def test_what_no_worker_would_take_is_not_sent_to_others() -> None:
     assert (effect.error.status, effect.error.message) == (400, "too long")
 
 
+def test_what_a_broken_worker_does_not_take_is_sent_to_another() -> None:
+    assert whole().heard(D, failed(KernelError("broken"))) == [NeedDecode(frozenset("d"), False)]
+
+
 def test_a_decode_worker_that_refuses_after_the_prefill_is_replaced() -> None:
     course = decoding()
     assert course.heard(D, failed()) == [Send(P, release()), NeedDecode(frozenset("d"), True)]
@@ -194,6 +213,8 @@ def test_a_prefill_worker_that_refuses_is_replaced_in_a_new_attempt() -> None:
     assert course.heard(D, Reserved("r", 2, NONCE, 0)) == [NeedPrefill(frozenset({"d", "p"}), D, 0)]
     course.prefill_worker(P2)
     assert course.heard(P2, failed(epoch=2)) == [Send(D, Start("r", 2))], "two have failed"
+    last = out(0, 7, epoch=2, finish=FinishReason.STOP)
+    assert course.heard(D, last) == [Deliver(last)], "neither of them has anything left"
 
 
 def test_a_prefill_worker_that_dies_after_its_last_ticket_is_not_replaced() -> None:
@@ -234,7 +255,9 @@ def test_the_same_worker_may_have_the_request_again_when_it_has_been_restarted()
 
 
 def test_a_hung_worker_is_told_to_let_go_and_not_asked_again() -> None:
-    assert prefilling().hung(P) == [Send(P, release()), Send(D, release()), Send(D, Reserve(generate(2), 10.0))]
+    course = prefilling()
+    assert course.hung(P) == [Send(P, release()), Send(D, release()), Send(D, Reserve(generate(2), 10.0))]
+    assert course.heard(D, Reserved("r", 2, NONCE, 0)) == [NeedPrefill(frozenset({"d", "p"}), D, 0)]
     assert decoding().hung(D) == [Send(D, release()), Send(P, release()), NeedDecode(frozenset("d"), True)]
     assert decoding().hung(P) == [], "its frames may yet be read"
     assert decoding().hung(P2) == []
