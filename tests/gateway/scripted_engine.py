@@ -54,7 +54,7 @@ class Running:
     def __init__(self, request: Generate, choice: int) -> None:
         self.request = request
         self.choice = choice
-        self.made: list[int] = []
+        self.made = list(request.choices[choice])
         self.scheduled = 0.0
         self.aborted: FinishReason | None = None
 
@@ -88,7 +88,7 @@ class ScriptedEngine:
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
             kv_bytes=80_000, kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
             proposer="script" if script.draft else None,
-            max_batch_size=config.max_batch_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
+            max_batch_size=config.max_batch_size, chunk_size=config.chunk_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
             load_seconds=0.0,
         )  # fmt: skip
 
@@ -96,10 +96,12 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    in_step = has_work
+
     def add(self, request: Generate) -> None:
         if self._script.refuse is not None:
             raise errors.KVBudgetTooSmall(self._script.refuse, param="max_tokens")
-        self._sequences += [Running(request, choice) for choice in range(request.params.n)]
+        self._sequences += [Running(request, choice) for choice in request.choices]
 
     def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
         for sequence in self._sequences:
@@ -136,7 +138,7 @@ class ScriptedEngine:
 
     def _advance(self, sequence: Running) -> SequenceOutput | None:
         request, params = sequence.request, sequence.request.params
-        output = SequenceOutput(request.request_id, sequence.choice, [])
+        output = SequenceOutput(request.request_id, sequence.choice, [], epoch=request.epoch, index=len(sequence.made))
         if sequence.aborted is not None:
             output.finish_reason = sequence.aborted
             return output

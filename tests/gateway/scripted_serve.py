@@ -14,9 +14,12 @@ import msgspec
 import scripted_engine
 from scripted_engine import EOS
 
-from tokenmill.cluster.supervisor import RestartPolicy, Supervisor
+from tokenmill.cluster.health import HealthPolicy
+from tokenmill.cluster.local import Cluster, WorkerPlan
+from tokenmill.cluster.supervisor import RestartPolicy
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.messages import EngineInfo
+from tokenmill.core.roles import Role
 from tokenmill.gateway.server import listen, serve
 from tokenmill.gateway.service import Service
 from tokenmill.text.alphabet import BYTE_TO_CHAR
@@ -29,6 +32,8 @@ class Setup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     api_key: str | None = None
     shutdown_timeout: float = 10.0
     policy: RestartPolicy = RestartPolicy(first_delay=0.01, ask_every=0.2, stalled_after=2.0, killed_after=4.0)
+    workers: int = 1
+    health: HealthPolicy = HealthPolicy()
     chat_template: str | None = "{{ messages[-1].content }}"
 
 
@@ -60,8 +65,9 @@ def main() -> None:
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     print(url, flush=True)
-    supervisor = Supervisor(scripted_engine.config(**setup.script), command=scripted_engine.command(), policy=setup.policy)
-    service = Service(supervisor, lambda: byte_tokenizer(setup.chat_template), ["parrot", "polly"], setup.api_key)
+    plans = [WorkerPlan(f"mixed-{number}", Role.MIXED, scripted_engine.config(**setup.script)) for number in range(setup.workers)]
+    cluster = Cluster(plans, command=scripted_engine.command(), policy=setup.policy, health=setup.health)
+    service = Service(cluster, lambda: byte_tokenizer(setup.chat_template), ["parrot", "polly"], setup.api_key)
 
     def announce(info: EngineInfo) -> None:
         print(f"ready {info.pid}", flush=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import serving
 from serving import until
@@ -83,22 +84,32 @@ def test_a_disconnect_frees_the_kv_soon(stream: bool) -> None:
         assert until(lambda: served.metric("kv_cache_usage_perc") == 0) < 1.0
 
 
-def test_an_engine_killed_midway_ends_streams_with_an_error_event_and_comes_back() -> None:
+def test_a_stream_goes_on_where_it_was_when_its_engine_is_killed_and_has_been_started_again() -> None:
     policy = {"first_delay": 0.3, "ask_every": 0.2, "killed_after": 5.0}
     with serving.scripted(script={"step_seconds": 0.002}, policy=policy) as served:
         assert status(served) == (200, "ok")
-        with streaming(served) as lines:
+        text = "abcdefghij" * 20
+        with streaming(served, messages=[{"role": "user", "content": text}], ignore_eos=False) as lines:
             os.kill(served.engine_pid(), signal.SIGKILL)
+            until(lambda: status(served) == (503, "down"))
+            with served.http() as http:
+                refused = http.post(CHAT, json=ENDLESS)
+                assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
+            rest = [line.removeprefix("data: ") for line in lines if line]
+        assert rest[-1] == "[DONE]"
+        chunks = [msgspec.json.decode(line)["choices"][0] for line in rest[:-1]]
+        assert text.endswith("".join(chunk["delta"].get("content", "") for chunk in chunks))
+        assert chunks[-1]["finish_reason"] == "stop"
+        assert status(served) == (200, "ok")
+
+
+def test_a_request_that_always_ends_its_engine_is_ended_by_an_error_event() -> None:
+    with serving.scripted(script={"exit_at": 3}) as served:
+        with streaming(served) as lines:
             rest = [line for line in lines if line]
         assert '"engine_died"' in rest[-2]
         assert rest[-2].startswith('data: {"error":{"message":')
         assert rest[-1] == "data: [DONE]"
-        assert status(served) == (503, "down")
-        with served.http() as http:
-            refused = http.post(CHAT, json=ENDLESS)
-            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
-            until(lambda: status(served) == (200, "ok"))
-            assert http.post(CHAT, json=ENDLESS | {"max_tokens": 2}).status_code == 200
 
 
 def test_a_model_without_a_next_token_is_a_500_or_ends_a_stream_with_an_error_event() -> None:
@@ -114,22 +125,30 @@ def test_a_model_without_a_next_token_is_a_500_or_ends_a_stream_with_an_error_ev
         assert served.metric("kv_cache_usage_perc") == 0
 
 
-def test_an_engine_that_dies_before_the_first_token_is_a_plain_503(tmp_path: Path) -> None:
-    with serving.scripted(script={"exit_at": 1, "once": str(tmp_path / "spent")}) as served, served.http() as http:
+def test_engines_that_die_before_the_first_token_are_a_plain_503() -> None:
+    with serving.scripted(script={"exit_at": 1}) as served, served.http() as http:
         response = http.post(CHAT, json=ENDLESS | {"stream": True})
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_died")
         until(lambda: status(served) == (200, "ok"))
+
+
+def test_an_engine_that_dies_once_is_not_noticed(tmp_path: Path) -> None:
+    with serving.scripted(script={"exit_at": 1, "once": str(tmp_path / "spent")}) as served, served.http() as http:
+        answer = http.post(CHAT, json=ENDLESS | {"max_tokens": 3})
+        assert answer.json()["choices"][0]["message"]["content"] == "xxx"
+        assert (tmp_path / "spent").exists()
 
 
 def test_an_engine_that_hangs_is_told_by_health_and_then_replaced(tmp_path: Path) -> None:
     script = {"hang_at": 3, "once": str(tmp_path / "spent")}
     policy = {"first_delay": 0.01, "ask_every": 0.1, "stalled_after": 0.5, "killed_after": 1.0}
     with serving.scripted(script=script, policy=policy) as served:
-        with streaming(served) as lines:
+        with streaming(served, max_tokens=9) as lines:
             until(lambda: status(served) == (503, "stalled"))
             rest = [line for line in lines if line]
-        assert '"engine_died"' in rest[-2]
-        until(lambda: status(served) == (200, "ok"))
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert status(served) == (200, "ok")
 
 
 def test_while_the_model_loads_probes_are_answered_and_requests_refused() -> None:

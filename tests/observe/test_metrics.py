@@ -9,12 +9,13 @@ import pytest
 
 from tokenmill.core.messages import EngineInfo, PageCounts, Stats
 from tokenmill.core.types import Speculation
+from tokenmill.observe.engines import EngineStats
 from tokenmill.observe.kv_cache import kv_cache_stats
 from tokenmill.observe.metrics import Metrics
 
 INFO = EngineInfo(
     model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes=4000, kv_bytes_per_token=100,
-    kv_format="int8/int4:64",    kv_bytes_saved_per_token=150, max_batch_size=4,
+    kv_format="int8/int4:64",    kv_bytes_saved_per_token=150, max_batch_size=4, chunk_size=8,
     threads=1, kernels="portable", fingerprint="f", pid=1, load_seconds=0.1,
 )  # fmt: skip
 STATS = Stats(
@@ -26,11 +27,11 @@ STATS = Stats(
 
 def samples(metrics: Metrics, stats: Stats | None = None, up: bool = True) -> dict[str, float]:
     """Values by what stands before them, without `tokenmill:` and the model's name, which every sample must have."""
-    engine = None if stats is None else (INFO, stats)
-    lines = [line for line in metrics.render(engine, up).decode().splitlines() if not line.startswith("#")]
+    engines = [] if stats is None else [EngineStats("w0", INFO, stats, up)]
+    lines = [line for line in metrics.render(engines, up).decode().splitlines() if not line.startswith("#")]
     assert all(line.startswith("tokenmill:") and 'model_name="m\\"1"' in line for line in lines)
-    model = r'(?<={)model_name="m\\"1",|,?model_name="m\\"1"'
-    bare = [re.sub(model, "", line.removeprefix("tokenmill:")).replace("{}", "") for line in lines]
+    always = re.compile(r'(engine="w0"|model_name="m\\"1"),?')
+    bare = [re.sub(r",?}", "}", always.sub("", line.removeprefix("tokenmill:"))).replace("{}", "") for line in lines]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in bare)}
 
 

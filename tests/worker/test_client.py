@@ -18,7 +18,8 @@ from scripted_engine import EOS
 
 from tokenmill.cluster.process import WorkerProcess
 from tokenmill.core.errors import EngineDied, KVBudgetTooSmall, ModelFileError
-from tokenmill.core.messages import Generate, SequenceOutput, Stats
+from tokenmill.core.handover import FromWorker
+from tokenmill.core.messages import Failed, Generate, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason, SamplingParams
 
 
@@ -37,8 +38,39 @@ def request(request_id: str = "a", prompt: bytes = b"abc", **params: object) -> 
     return Generate(request_id=request_id, prompt=list(prompt), eos_ids=(EOS,), params=SamplingParams(**params))  # type: ignore[arg-type]
 
 
+class Answers:
+    """What an engine process says of requests. None: its stream has ended."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[SequenceOutput | Failed | None] = asyncio.Queue()
+
+    def heard(self, message: FromWorker) -> None:
+        if isinstance(message, StepOutput):
+            for output in message.outputs:
+                self.said.put_nowait(output)
+        elif isinstance(message, Failed):
+            self.said.put_nowait(message)
+
+    def ended(self) -> None:
+        self.said.put_nowait(None)
+
+
 async def collect(process: WorkerProcess, *requests: Generate) -> list[SequenceOutput]:
-    return [output async for output in process.client.generate(*requests)]
+    """Their outputs. Raises the error of one that fails, `EngineDied` when the stream ends."""
+    answers, found = Answers(), []
+    process.client.attach(answers)
+    for one in requests:
+        process.client.send(one)
+    missing = sum(one.params.n for one in requests)
+    while missing:
+        said = await answers.said.get()
+        if said is None:
+            raise EngineDied("the stream has ended")
+        if isinstance(said, Failed):
+            raise said.error()
+        found.append(said)
+        missing -= said.finish_reason is not None
+    return found
 
 
 async def until_idle(process: WorkerProcess) -> Stats:
@@ -67,83 +99,34 @@ async def test_a_process_that_is_gone_before_it_is_looked_at_is_an_engine_that_d
         await process.load(scripted_engine.config())
 
 
-async def test_several_requests_with_several_choices_end_when_the_last_choice_has() -> None:
-    async with worker() as process:
-        outputs = await collect(process, request("a", b"xy", n=2), request("b", b"pqrst"))
-        ends = [(o.request_id, o.choice) for o in outputs if o.finish_reason]
-        assert sorted(ends) == [("a", 0), ("a", 1), ("b", 0)]
-
-
-async def test_a_refused_request_raises_the_engines_error() -> None:
+async def test_a_refused_request_is_answered_with_the_engines_error() -> None:
     async with worker(refuse="needs 9 frames of 8") as process:
         with pytest.raises(KVBudgetTooSmall, match="needs 9 frames of 8") as caught:
             await collect(process, request())
         assert caught.value.param == "max_tokens"
 
 
-async def test_leaving_the_iteration_frees_the_request() -> None:
-    async with worker() as process:
-        async with contextlib.aclosing(process.client.generate(request(ignore_eos=True))) as outputs:
-            await anext(outputs)
-            assert (await process.client.stats()).kv_held > 0
-        await until_idle(process)
-
-
-async def test_a_cancelled_consumer_frees_the_request() -> None:
-    async with worker() as process:
-        begun = asyncio.Event()
-
-        async def consume() -> None:
-            async for _ in process.client.generate(request(ignore_eos=True)):
-                begun.set()
-
-        task = asyncio.create_task(consume())
-        await begun.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await until_idle(process)
-
-
-async def test_an_aborted_choice_yields_nothing_more_and_the_other_goes_on() -> None:
-    async with worker() as process:
-        seen: dict[int, int] = {0: 0, 1: 0}
-        async for output in process.client.generate(request(n=2, ignore_eos=True, max_tokens=50)):
-            seen[output.choice] += len(output.tokens)
-            if output.choice == 0 and seen[0] == 3:
-                process.client.abort("a", 0, FinishReason.STOP)
-        assert seen == {0: 3, 1: 50}
-
-
-async def test_aborting_from_elsewhere_ends_the_iteration() -> None:
+async def test_the_end_of_a_killed_process_is_told_and_questions_fail() -> None:
     async with worker(step_seconds=0.001) as process:
-        count = 0
-
-        async def consume() -> None:
-            nonlocal count
-            async for _ in process.client.generate(request(ignore_eos=True)):
-                count += 1
-                begun.set()
-
-        begun = asyncio.Event()
-        task = asyncio.create_task(consume())
-        await begun.wait()
-        process.client.abort("a")
-        await asyncio.wait_for(task, 5)
-        await until_idle(process)
-
-
-async def test_a_killed_process_fails_every_request_and_question_in_flight() -> None:
-    async with worker(step_seconds=0.001) as process:
-        running = [asyncio.create_task(collect(process, request(name, ignore_eos=True))) for name in "abc"]
+        running = asyncio.create_task(collect(process, *(request(name, ignore_eos=True) for name in "abc")))
         await process.client.stats()
+        asked = asyncio.create_task(process.client.stats())
         process.kill()
-        for result in await asyncio.gather(*running, return_exceptions=True):
-            assert isinstance(result, EngineDied)
+        with pytest.raises(EngineDied):
+            await running
+        with contextlib.suppress(EngineDied):  # unless it has just been answered
+            await asked
         await process.client.wait_ended()
         with pytest.raises(EngineDied):
-            await collect(process, request("d"))
-        with pytest.raises(EngineDied):
             await process.client.stats()
+
+
+async def test_who_listens_to_a_stream_that_has_ended_is_told_so_at_once() -> None:
+    async with worker() as process:
+        process.kill()
+        await process.client.wait_ended()
+        with pytest.raises(EngineDied):
+            await collect(process, request())
 
 
 async def test_an_exception_in_a_step_ends_the_process_with_a_logged_traceback(capfd: pytest.CaptureFixture[str]) -> None:
@@ -200,8 +183,8 @@ async def main():
     process = await WorkerProcess.start(scripted_engine.command())
     info = await process.load(scripted_engine.config(hang_at={hang_at}))
     print(info.pid, flush=True)
-    async for _ in process.client.generate(Generate(request_id="a", prompt=[1], params=SamplingParams(ignore_eos=True))):
-        pass
+    process.client.send(Generate(request_id="a", prompt=[1], params=SamplingParams(ignore_eos=True)))
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """

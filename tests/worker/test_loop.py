@@ -28,6 +28,10 @@ class Notebook:
     info: EngineInfo
     has_work = False
 
+    @property
+    def in_step(self) -> bool:
+        return self.has_work
+
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
         self._started = False
@@ -82,11 +86,12 @@ def hear() -> None:
     def meanwhile() -> None:
         for message in (Abort("a"), Drain()):
             wire.send(theirs, message)
-        while worker._inbox._messages.qsize() < 2:
+        while inbox._messages.qsize() < 2:
             time.sleep(0)
 
     engine = Notebook(meanwhile)
-    worker = Worker(engine, ours)
+    inbox = Inbox(ours)
+    worker = Worker(engine, ours, inbox)
     wire.send(theirs, REQUEST)
     worker.run()
     print(*engine.log, flush=True)

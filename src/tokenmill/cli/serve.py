@@ -15,6 +15,7 @@ from tokenmill import __version__
 from tokenmill.cli import options
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.roles import Role
 
 if TYPE_CHECKING:
     from tokenmill.core.messages import EngineInfo
@@ -56,7 +57,7 @@ def command(
     from tokenmill.gateway.server import listen, serve
 
     sock = listen(host, port)
-    from tokenmill.cluster.supervisor import Supervisor
+    from tokenmill.cluster.local import Cluster, WorkerPlan
     from tokenmill.gateway.service import Service
     from tokenmill.weights.catalogue import resolve, with_draft
 
@@ -88,7 +89,7 @@ def command(
 
         return load_tokenizer(path)
 
-    service = Service(Supervisor(config), load_vocabulary, names, api_key, chosen)
+    service = Service(Cluster([WorkerPlan("mixed-0", Role.MIXED, config)]), load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:
         print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)

@@ -136,6 +136,16 @@ class Course:
     def epoch(self) -> int:
         return self._epoch
 
+    @property
+    def decode(self) -> Process | None:
+        """The decode worker of this attempt."""
+        return self._decode
+
+    @property
+    def prefill(self) -> Process | None:
+        """The prefill worker, as long as it may hold something for this attempt."""
+        return self._prefill
+
     def begin(self) -> list[Effect]:
         """The request has been accepted."""
         return self._seek_decode()

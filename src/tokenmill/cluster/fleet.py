@@ -58,9 +58,12 @@ class Fleet:
             self.health.working(worker.id, rows, self.separation.prefill_speed(worker.id))
         return self.health.tick()
 
-    def decide(self, request: RouteRequest, prefill_id: str, decode_id: str, bytes_per_token: int) -> Decision:
-        """Whether a request is separated between two workers that were chosen for it, or goes whole to the second."""
+    def decide(self, request: RouteRequest, prefill_id: str, decode_id: str, bytes_per_token: int, have: int | None = None) -> Decision:
+        """Whether a request is separated between two workers that were chosen for it, or goes whole to the second. have: tokens of its
+        prompt that the second has cached; None: as many as is thought."""
         prefill, decode = self._side(prefill_id, request), self._side(decode_id, request)
+        if have is not None:
+            decode = decode._replace(cached_tokens=have)
         return self.separation.decide(request.prompt_tokens, prefill, decode, bytes_per_token)
 
     def state(self, worker_id: str) -> State:

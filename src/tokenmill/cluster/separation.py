@@ -19,10 +19,12 @@ from tokenmill.kv.budget import WEIGHED
 
 
 class SeparationPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """min_tokens: a prompt of which fewer must be computed stays whole. min_gain: so must one that would gain less, in seconds of waiting.
+    """always: whatever can be separated is. min_tokens: a prompt of which fewer must be computed stays whole. min_gain: so must one that
+    would gain less, in seconds of waiting.
     prefill_speed (tokens per second), transfer_rate (bytes per second), handover_seconds (messages of one hand-over, without its bytes):
     what is expected before anything is measured."""
 
+    always: bool = False
     min_tokens: int = 64
     min_gain: float = 0.005
     prefill_speed: float = 1000.0
@@ -113,6 +115,8 @@ class Separation:
         missing = prompt_tokens - decode.cached_tokens
         if missing < self._policy.min_tokens:
             return Decision(False, f"only {missing} tokens of its prompt are to be computed")
+        if self._policy.always:
+            return Decision(True, "whatever can be separated is")
         ahead, here = self._prefill_seconds(prompt_tokens, decode)
         whole = ahead + here + decode.streams * here
         ahead, there = self._prefill_seconds(prompt_tokens, prefill)

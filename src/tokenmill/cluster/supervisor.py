@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -63,10 +63,15 @@ class Supervisor:
         self,
         config: EngineConfig,
         *,
+        name: str = "engine",
+        on_ready: Callable[[EngineInfo, EngineClient], None] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """name: in the log. on_ready: told of each process that has loaded its engine."""
+        self.name = name
+        self._on_ready = on_ready
         self._config = config
         self._command = command
         self._policy = (policy or RestartPolicy()).for_chunks_of(config.chunk_size)
@@ -138,10 +143,7 @@ class Supervisor:
             async with asyncio.timeout(timeout):
                 await worker.client.wait_ended()
         except TimeoutError:
-            log.warning("the time to finish is over, but the engine has work: it is killed")
-            await worker.client.close(
-                Unavailable("the server shut down before the answer was complete: send the request again, elsewhere or later")
-            )
+            log.warning("the time to finish is over, but %s has work: it is killed", self.name)
         finally:
             worker.kill()
             await worker.wait()
@@ -171,6 +173,8 @@ class Supervisor:
             await worker.wait()
             raise
         self._become(State.READY)
+        if self._on_ready is not None:
+            self._on_ready(self._info, worker.client)
         return worker
 
     async def _keep_alive(self, worker: WorkerProcess) -> None:
@@ -180,13 +184,13 @@ class Supervisor:
             await self._until_end(worker)
             self._become(State.DOWN, "the engine is down and being restarted: try again shortly")
             worker.kill()
-            log.error("the engine process %s", describe_exit(await worker.wait()))
+            log.error("the process of %s %s", self.name, describe_exit(await worker.wait()))
             if self._clock.now() - started >= self._policy.healthy_after:
                 failures = 0
             failures += 1
             worker = await self._reload(failures)
             self.restarts += 1
-            log.warning("the engine is ready again")
+            log.warning("%s is ready again", self.name)
 
     async def _until_end(self, worker: WorkerProcess) -> None:
         """Return when the connection has ended or the engine has been silent for too long."""
@@ -197,7 +201,7 @@ class Supervisor:
                     await worker.client.wait_ended()
             except TimeoutError:
                 if self._silence() > self._policy.killed_after:
-                    log.error("the engine has said nothing for %.0f s: it is killed", self._silence())
+                    log.error("%s has said nothing for %.0f s: it is killed", self.name, self._silence())
                     return
             finally:
                 asking.cancel()
@@ -209,11 +213,11 @@ class Supervisor:
     async def _reload(self, failures: int) -> WorkerProcess:
         for attempt in range(1, self._policy.load_attempts + 1):
             delay = self._policy.delay(failures + attempt - 1)
-            log.warning("the engine is started again in %.2f s", delay)
+            log.warning("%s is started again in %.2f s", self.name, delay)
             await asyncio.sleep(delay)
             try:
                 return await self._load()
             except TokenmillError as error:
-                log.error("the engine could not be started (attempt %d of %d): %s", attempt, self._policy.load_attempts, error)
+                log.error("%s could not be started (attempt %d of %d): %s", self.name, attempt, self._policy.load_attempts, error)
                 last = error
         raise last

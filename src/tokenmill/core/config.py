@@ -176,6 +176,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             )
 
 
+class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a worker hands KV frames to others (docs/transfer.md)."""
+
+    connector: Literal["shm", "tcp", "nixl"] = "shm"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that an engine needs to be built.
 
@@ -199,6 +205,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_config: KVCacheConfig = KVCacheConfig()
     attention_config: AttentionConfig = AttentionConfig()
     speculative_config: SpeculativeConfig = SpeculativeConfig()
+    kv_transfer_config: KVTransferConfig | None = None
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:

@@ -108,12 +108,15 @@ class Ready(msgspec.Struct, frozen=True, tag="chunk_ready"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="chunk_taken"):
-    """From the decode worker to the prefill worker: this chunk and all before it have been copied."""
+    """From the decode worker to the prefill worker: this chunk and all before it have been copied. nbytes, seconds: of the copy of this
+    one, for whoever decides by what copies take."""
 
     request_id: str
     epoch: int
     nonce: bytes
     chunk: int
+    nbytes: int = 0
+    seconds: float = 0.0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="chunk_refused"):

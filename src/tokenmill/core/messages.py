@@ -141,6 +141,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     kv_bytes_saved_per_token: int
     """What that format takes less than bf16."""
     max_batch_size: int
+    chunk_size: int
+    """Prompt tokens in one step at most."""
     threads: int
     cpus: str | None = None
     """Those that the threads are kept on, as in the config; None: wherever the system puts them."""
@@ -152,6 +154,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     fingerprint: str
     pid: int
     load_seconds: float
+    boot: str = ""
+    """Random, of this start of the process alone; "" where the engine has no process of its own."""
+    address: str = ""
+    """Where other workers read its frames; "" if they do not."""
 
 
 class PageCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +168,25 @@ class PageCounts(msgspec.Struct, frozen=True, array_like=True):
     used: int
     cached: int
     shared: int
+
+
+class HandoverStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since start and gauges now, of one worker's hand-overs (docs/handover.md)."""
+
+    leases: int
+    """Prompts whose frames are kept for others, or are being computed for them."""
+    leases_ended: dict[str, int]
+    """By why (`worker.handover.effects.End`)."""
+    reservations: int
+    """Sequences that wait for frames of their prompts."""
+    reads: int
+    """Chunks that were copied from other workers."""
+    read_bytes: int
+    read_seconds: float
+    waited_seconds: float
+    """Between the end of a prompt elsewhere and the start of its sequence here, over all sequences: what of reading was not hidden."""
+    refusals: dict[str, int]
+    """Chunks that were not taken, by reason."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
@@ -201,6 +226,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     steps: int
     speculation: Speculation | None = None
     """None: nobody drafts."""
+    idle: bool = False
+    """Whether the loop that steps has found nothing to compute, so that it stands still rightly."""
+    handover: HandoverStats | None = None
+    """None: it hands nothing over."""
 
 
 FromEngine = EngineInfo | StepOutput | Failed | Stats

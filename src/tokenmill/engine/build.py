@@ -59,6 +59,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         max_outputs=MAX_OUTPUTS,
         n_frames=capacity.n_frames,
         layout=layout,
+        shared=config.kv_transfer_config is not None and config.kv_transfer_config.connector == "shm",
     )
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
@@ -75,6 +76,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         kv_format=str(layout.format),
         kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,
         max_batch_size=config.max_batch_size,
+        chunk_size=config.chunk_size,
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,

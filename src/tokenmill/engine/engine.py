@@ -17,6 +17,8 @@ from tokenmill.engine.cache import RequestBudget
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
 from tokenmill.engine.transit import Place, Transit
+from tokenmill.kernels.frames import KVMemory
+from tokenmill.kv.groups import Window
 from tokenmill.sampling.sampler import NO_TOKEN
 from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Scheduler
@@ -29,6 +31,7 @@ class Leased(NamedTuple):
 
     key: Hashable
     request_id: str
+    epoch: int
     place: Place
 
 
@@ -83,9 +86,21 @@ class Engine:
         """Whether `finish_step` has something to finish or to tell. If not, though there is work, it waits for frames in transit."""
         return self._flight is not None or bool(self._outputs)
 
-    def add(self, request: Generate, hands_over: bool = False) -> None:
-        """Accept a request: a sequence for each of its choices. hands_over: others go on with them after their first token, which
-        comes without a reason to finish, and are leased the frames of their prompts as they are computed (`take_leases`).
+    @property
+    def memory(self) -> KVMemory:
+        """The KV pool's bytes."""
+        return self._runner.memory
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each KV group, in positions; None where all are kept."""
+        rules = (group.retention for group in self._scheduler.kv.groups)
+        return tuple(rule.tokens if isinstance(rule, Window) else None for rule in rules)
+
+    def add(self, request: Generate, lease_from: int | None = None) -> None:
+        """Accept a request: a sequence for each of its choices. lease_from: others go on with them after their first token, which
+        comes without a reason to finish, and are leased the frames of their prompts from that position on, as they are computed
+        (`take_leases`).
 
         Raises `InvalidRequest` for what can never be served (bad token ids, too long for the context or the KV pool, an id in
         use); then nothing of it stays behind.
@@ -110,9 +125,11 @@ class Engine:
                 cache_salt=request.cache_salt,
                 reuse=own.prompt_logprobs is None,
                 kv_budget=kv_budget,
-                hands_over=hands_over,
+                hands_over=lease_from is not None,
             )
             self._scheduler.add(sequence)
+            if lease_from is not None:
+                self._leased[sequence] = lease_from
             state = SamplerState(own, choice, request.prompt, ends)
             for token in output:
                 state.observe(token)
@@ -147,7 +164,7 @@ class Engine:
 
         Raises as `add` does."""
         self._check(request)
-        return self.transit.reserve(key, request.prompt, request.cache_salt, self._scheduler.spare)
+        return self.transit.reserve(key, request.prompt + request.output.get(0, []), request.cache_salt, self._scheduler.spare)
 
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""
@@ -288,14 +305,15 @@ class Engine:
 
     def _lease(self, sequence: Sequence) -> None:
         """Keep for others the whole frames that it has filled since the last time."""
-        start, stop = self._leased.get(sequence, 0), sequence.computed // FRAME * FRAME
+        start, stop = self._leased[sequence], sequence.computed // FRAME * FRAME
         if stop <= start:
             return
-        key = (sequence.request_id, sequence.choice, stop)
+        epoch = self._generations[sequence].epoch
+        key = (sequence.request_id, sequence.choice, epoch, stop)
         place = self.transit.lease(key, sequence.token_ids, sequence.cache_salt, start, stop)
         if place is not None:
             self._leased[sequence] = stop
-            self._leases.append(Leased(key, sequence.request_id, place))
+            self._leases.append(Leased(key, sequence.request_id, epoch, place))
 
     def _forget(self, sequence: Sequence) -> None:
         del self._generations[sequence]

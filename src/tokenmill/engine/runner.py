@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.core.types import TokenLogprobs
 from tokenmill.engine.generation import Generation
+from tokenmill.kernels.frames import KVMemory
 from tokenmill.kernels.ops import Batch, Pages, Segment
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.footprint import frames_for
@@ -79,6 +80,11 @@ class Runner:
         keeping = {pair for group in kv.groups if isinstance(group.retention, Whole) for pair in group.pairs}
         self._pairs = len(pairs)
         self._keeping = [number for number, pair in enumerate(pairs) if pair in keeping]
+
+    @property
+    def memory(self) -> KVMemory:
+        """The KV pool's bytes."""
+        return self._tape.memory
 
     def start(self, step: Step) -> Flight:
         """Have the other threads set to work on every work item of the step."""

@@ -32,7 +32,8 @@ class Place(NamedTuple):
 
 class Gate:
     """Between who writes to a reservation's frames, in a thread of its own, and their end. The writer is inside it as long as it writes,
-    does so only if it is `open`, and can be told to stop by `interrupt`. When `close` returns, nobody writes any more."""
+    and does so only if it is `open` when its `interrupt` is set. After `stop` the writer ends soon; when `close` returns, nobody writes
+    any more."""
 
     def __init__(self) -> None:
         self.open = True
@@ -47,9 +48,12 @@ class Gate:
         self.interrupt = lambda: None
         self._lock.release()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.open = False
         self.interrupt()
+
+    def close(self) -> None:
+        self.stop()
         with self._lock:
             pass
 

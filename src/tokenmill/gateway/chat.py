@@ -40,11 +40,11 @@ async def answer_chat(service: Service, request: ChatRequest) -> Response:
     params = _params(request, service.prompts.vocab_size)
     if service.prompts.answer_ends:
         params = msgspec.structs.replace(params, stop=(*params.stop, *service.prompts.answer_ends))
-    client = service.supervisor.client
+    service.cluster.require_ready()
     prompt = await service.prompts.from_messages(request.messages, tools)
     completion = service.complete(request, [prompt], params, "messages", arrived)
     chat = ChatAnswer(service, request, completion)
-    events = completion.events(client)
+    events = completion.events(service.cluster)
     return EventStream(chat.chunks(events)) if request.stream else json_response(await chat.reply(events))
 
 

@@ -18,9 +18,9 @@ from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
 from tokenmill.core.types import FinishReason, KVUsage, SamplingParams, Speculation, SpeculationUsage, TokenLogprobs
 from tokenmill.gateway.replies import CachedTokens, Usage
 from tokenmill.observe.metrics import Metrics
-from tokenmill.worker.client import EngineClient
 
 if TYPE_CHECKING:
+    from tokenmill.cluster.local import Cluster
     from tokenmill.text.output import Delta, OutputText
     from tokenmill.text.tokenizer import Tokenizer
 
@@ -86,17 +86,17 @@ class Completion:
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in prompts]
         """Of each prompt, complete when the first event of one of its choices is there; empty if not asked for."""
 
-    async def events(self, client: EngineClient) -> AsyncGenerator[Event, None]:
+    async def events(self, cluster: Cluster) -> AsyncGenerator[Event, None]:
         """Send the requests and yield text as it comes. Raises `TokenmillError`; leaving early aborts what is unfinished."""
         reason = FinishReason.ABORT.value
         try:
-            async with contextlib.aclosing(client.generate(*self._requests)) as outputs:
+            async with contextlib.aclosing(cluster.generate(*self._requests)) as outputs:
                 async for output in outputs:
                     event = self._take(output)
                     if event is None:
                         continue
                     if event.delta.finish_reason is not None and output.finish_reason is None:
-                        client.abort(output.request_id, output.choice, FinishReason.STOP)
+                        cluster.abort(output.request_id, output.choice, FinishReason.STOP)
                     yield event
         except Exception:
             reason = "error"

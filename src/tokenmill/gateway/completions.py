@@ -29,11 +29,11 @@ async def answer_completion(service: Service, request: CompletionRequest) -> Res
     refuse_unserved(request)
     echoed = request.logprobs if request.echo else None
     params = sampling_params(request, service.prompts.vocab_size, logprobs=request.logprobs, prompt_logprobs=echoed)
-    client = service.supervisor.client
+    service.cluster.require_ready()
     prompts = await service.prompts.from_prompt(request.prompt, bool(request.echo))
     completion = service.complete(request, [prompt.ids for prompt in prompts], params, "prompt", arrived)
     answer = CompletionAnswer(service, request, completion, prompts)
-    events = completion.events(client)
+    events = completion.events(service.cluster)
     return EventStream(answer.chunks(events)) if request.stream else json_response(await answer.reply(events))
 
 

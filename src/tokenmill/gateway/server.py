@@ -70,7 +70,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
 
     def on_signal(number: int) -> None:
         if stopping.is_set():
-            service.supervisor.kill()
+            service.cluster.kill()
             os._exit(128 + number)
         loop.call_soon_threadsafe(stopping.set)
 
@@ -97,7 +97,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
         stop.cancel()
         working.cancel()
         failure = (await asyncio.gather(working, return_exceptions=True))[0]
-        await service.supervisor.stop(0)
+        await service.cluster.stop(0)
         service.close()
         server.should_exit = True
         await serving
@@ -120,15 +120,15 @@ def _interrupt_nobody() -> None:
 async def _work(service: Service, announce: Callable[[EngineInfo], None]) -> None:
     """Load, and then wait for the engine to be given up."""
     announce(await service.load())
-    raise await service.supervisor.failed()
+    raise await service.cluster.failed()
 
 
 async def _drain(service: Service, working: asyncio.Task[None], timeout: float) -> None:
-    service.supervisor.begin_drain()
+    service.cluster.begin_drain()
     finished = await _idle_within(service, timeout)
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
-    await service.supervisor.stop(LAST_ANSWERS if finished else 0)
+    await service.cluster.stop(LAST_ANSWERS if finished else 0)
     await _idle_within(service, LAST_ANSWERS)
 
 

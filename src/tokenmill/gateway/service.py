@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tokenmill.cluster.supervisor import State, Supervisor
-from tokenmill.core.errors import AuthenticationError, EngineDied, InvalidRequest, ModelNotFound, Unavailable
+from tokenmill.cluster.local import Cluster
+from tokenmill.cluster.supervisor import State
+from tokenmill.core.errors import AuthenticationError, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import SamplingParams
@@ -35,18 +36,18 @@ STATS_WITHIN = 1.0
 
 
 class Service:
-    """One served model. `load` makes it ready; `supervisor.stop` and `close` end it."""
+    """One served model. `load` makes it ready; `cluster.stop` and `close` end it."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        cluster: Cluster,
         load_tokenizer: Callable[[], Tokenizer],
         names: Sequence[str],
         api_key: str | None = None,
         chosen: ChosenTemplate | None = None,
     ) -> None:
         """`names`: what clients may call the model, the first one is what answers call it. `chosen`: a chat template instead of its own."""
-        self.supervisor = supervisor
+        self.cluster = cluster
         self.names = tuple(names)
         self.metrics = Metrics(self.names[0])
         self.created = int(time.time())
@@ -60,7 +61,7 @@ class Service:
 
     async def load(self) -> EngineInfo:
         """Load the engine and the vocabulary side by side. Raises the error of either."""
-        engine = asyncio.create_task(self.supervisor.start())
+        engine = asyncio.create_task(self.cluster.start())
         try:
             tokenizer = await asyncio.to_thread(self._load_text)
             info = await engine
@@ -86,22 +87,22 @@ class Service:
     @property
     def max_model_len(self) -> int:
         """Of the engine that runs now: it may depend on the memory that was free when it started."""
-        return self.supervisor.info.max_model_len
+        return self.cluster.info.max_model_len
 
     @property
     def status(self) -> str:
         """One word for probes: ok, loading, down, draining or stalled."""
-        state = self.supervisor.state
+        state = self.cluster.state
         if state is not State.READY:
             return state.value
         if self._prompts is None:
             return State.LOADING.value
-        return "ok" if self.supervisor.advancing else "stalled"
+        return "ok" if self.cluster.advancing else "stalled"
 
     @property
     def system_fingerprint(self) -> str:
         """Changes whenever the answers to the same seed may change."""
-        return "tm_" + self.supervisor.info.fingerprint[:16]
+        return "tm_" + self.cluster.info.fingerprint[:16]
 
     def check_key(self, authorization: str | None) -> None:
         """Raise `AuthenticationError` unless the header carries the key, if there is one."""
@@ -120,7 +121,7 @@ class Service:
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Count a request in flight while it is worked on. Raises `Unavailable` when draining or saturated."""
-        if self.supervisor.state is State.DRAINING:
+        if self.cluster.state is State.DRAINING:
             raise Unavailable("the server is shutting down and takes no new requests: use another one, or wait for its restart")
         if self._in_flight >= MAX_IN_FLIGHT:
             raise Unavailable(f"{self._in_flight} requests are in flight, which is the limit: try again shortly")
@@ -154,20 +155,15 @@ class Service:
             self.metrics,
             prompts,
             [params.resolved(room) for room in rooms],
-            engine=self.supervisor.info,
+            engine=self.cluster.info,
             priority=priority(request),
             cache_salt=request.cache_salt or "",
             arrived=arrived,
         )
 
     async def render_metrics(self) -> bytes:
-        """The exposition text, with the engine's counters as fresh as it can give them."""
-        up, stats = self.supervisor.advancing, self.supervisor.last_stats
-        if up:
-            with contextlib.suppress(TimeoutError, EngineDied, Unavailable):
-                async with asyncio.timeout(STATS_WITHIN):
-                    stats = await self.supervisor.client.stats()
-        return self.metrics.render(None if stats is None else (self.supervisor.info, stats), up)
+        """The exposition text, with the engines' counters as fresh as they can give them."""
+        return self.metrics.render(await self.cluster.stats(STATS_WITHIN), self.cluster.advancing)
 
     def close(self) -> None:
         if self._prompts is not None:

@@ -122,6 +122,18 @@ class Options:
         return self.secret
 
 
+class Guard(Protocol):
+    """Between a read and the end of the frames that it writes to. The read is inside the guard while it writes, does so only if it is
+    `open`, and can be broken off by `interrupt` from another thread."""
+
+    open: bool
+    interrupt: Callable[[], None]
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Door(Protocol):
     """The serving side, over one pool. All methods can be called from any thread, and none waits for a peer."""
 

@@ -6,14 +6,14 @@ import contextlib
 import hmac
 import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tokenmill.kernels.frames import Checksum, Frames, KVMemory
 from tokenmill.kernels.ops import Int32s
-from tokenmill.transfer.connector import Connect, Link, Lost, Refused, Status
+from tokenmill.transfer.connector import Connect, Guard, Link, Lost, Refused, Status
 
 
 class Reader:
@@ -29,17 +29,27 @@ class Reader:
         self._lock = threading.Lock()
         self._closed = False
 
-    def read(self, address: str, boot: str, nonce: bytes, theirs: Sequence[Int32s], mine: Sequence[Int32s], checksum: bytes) -> Status:
+    def read(
+        self,
+        address: str,
+        boot: str,
+        nonce: bytes,
+        theirs: Sequence[Sequence[int] | Int32s],
+        mine: Sequence[Int32s],
+        checksum: bytes,
+        guard: Guard | None = None,
+    ) -> Status:
         """Copy frames of the worker at `address`, which must be in its start `boot`, to where this worker wants them.
 
         theirs, mine: frames of each group, as many on both sides. checksum: what `Frames.digest` gave there; it is compared with that
         of the bytes that are here in the end. Blocks until all is there or something has failed, and nothing that a peer or a ticket
-        says makes it raise. Nobody else may use `mine` meanwhile, and unless all went well they hold anything.
+        says makes it raise. Nobody else may use `mine` meanwhile, or, if there is a guard, while the read is inside it; unless all went
+        well they hold anything.
         """
         self.tend()
         frames = self._memory.frames(mine)
         try:
-            got = self._read(address, boot, nonce, _as_many(theirs, mine), frames)
+            got = self._read(address, boot, nonce, _as_many(theirs, mine), frames, guard or _Unguarded())
         except Refused as refused:
             return Status("refused", refused.reason, refused.detail)
         except Lost as lost:
@@ -75,7 +85,7 @@ class Reader:
                 link.cut()
             place.let_go()
 
-    def _read(self, address: str, boot: str, nonce: bytes, theirs: list[Int32s], mine: Frames) -> bytes:
+    def _read(self, address: str, boot: str, nonce: bytes, theirs: list[Int32s], mine: Frames, guard: Guard) -> bytes:
         """Returns the checksum of what has come. Raises `Refused`, `Lost`."""
         connector, _, rest = address.partition(":")
         connect = self._connects.get(connector)
@@ -85,14 +95,14 @@ class Reader:
             if place.link is not None and place.link.peer.boot == boot:
                 # A link that breaks may be one to a worker that has been started again since it was last used.
                 with contextlib.suppress(Lost):
-                    return place.fetch(nonce, theirs, mine)
+                    return place.fetch(nonce, theirs, mine, guard)
             place.drop()
             self._require_open()
             place.link = connect(rest)
             self._require_open()
             if place.link.peer.boot != boot:
                 raise Refused("boot", f"{address} is now start {place.link.peer.boot!r} of its worker, not {boot!r}")
-            return place.fetch(nonce, theirs, mine)
+            return place.fetch(nonce, theirs, mine, guard)
 
     @contextlib.contextmanager
     def _at(self, address: str) -> Iterator[_Place]:
@@ -114,6 +124,21 @@ class Reader:
             raise Lost("ended", "this worker reads no more")
 
 
+class _Unguarded:
+    """For frames that are the reader's until the read has ended."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.interrupt: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> _Unguarded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class _Place:
     """An address: its link, if there is one. lock: whose holder uses it."""
 
@@ -121,13 +146,17 @@ class _Place:
         self.lock = threading.Lock()
         self.link: Link | None = None
 
-    def fetch(self, nonce: bytes, theirs: list[Int32s], mine: Frames) -> bytes:
+    def fetch(self, nonce: bytes, theirs: list[Int32s], mine: Frames, guard: Guard) -> bytes:
         """A link that has failed in any other way than by a refusal is dropped, since nobody knows what is still on its way."""
         assert self.link is not None
         check = Checksum(mine)
         try:
             _require_inside(theirs, self.link.peer.geometry.n_frames)
-            self.link.fetch(nonce, theirs, mine, check)
+            with guard:
+                guard.interrupt = self.link.cut
+                if not guard.open:
+                    raise Refused("nonce", "nobody waits for these frames any more")
+                self.link.fetch(nonce, theirs, mine, check)
         except Refused:
             raise
         except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import select
 import signal
 import socket
@@ -18,27 +19,21 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.messages import (
-    Abort,
-    Drain,
-    EngineInfo,
-    Failed,
-    FromEngine,
-    Generate,
-    GetStats,
-    SequenceOutput,
-    Stats,
-    StepOutput,
-    ToEngine,
-)
+from tokenmill.core.handover import FromWorker, Release, ToWorker
+from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason
 from tokenmill.worker import wire
+from tokenmill.worker.exchange import Exchange, open_exchange
+from tokenmill.worker.taking import ReadEnded
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine as RealEngine
 
 
 class Engine(Protocol):
@@ -49,6 +44,11 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+
+    @property
+    def in_step(self) -> bool:
+        """Whether `finish_step` has something to finish or to tell."""
+        ...
 
     def add(self, request: Generate) -> None: ...
 
@@ -72,15 +72,22 @@ class Inbox:
         self._sock = sock
         self._has_input = select.poll()
         self._has_input.register(sock, select.POLLIN)
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._messages: queue.SimpleQueue[ToWorker | ReadEnded] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def wait(self) -> ToEngine:
-        """The next message, however long it takes."""
-        return self._messages.get()
+    def post(self, event: ReadEnded) -> None:
+        """What a thread of this process has to say."""
+        self._messages.put(event)
 
-    def poll(self) -> ToEngine | None:
+    def wait(self, seconds: float | None = None) -> ToWorker | ReadEnded | None:
+        """The next message, however long it takes, or None after so many seconds."""
+        try:
+            return self._messages.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def poll(self) -> ToWorker | ReadEnded | None:
         """The next message if there is one."""
         try:
             return self._messages.get_nowait()
@@ -110,45 +117,69 @@ class Inbox:
 
 
 class Worker:
-    """One engine and the stream that feeds it."""
+    """One engine and the stream that feeds it. exchange: with other workers, if it hands anything over."""
 
-    def __init__(self, engine: Engine, sock: socket.socket) -> None:
+    def __init__(self, engine: Engine, sock: socket.socket, inbox: Inbox, exchange: Exchange | None = None) -> None:
         self._engine = engine
         self._sock = sock
-        self._inbox = Inbox(sock)
+        self._inbox = inbox
+        self._exchange = exchange
         self._draining = False
+        self._idle = True
 
     def run(self) -> None:
         """Serve until a drain is complete. A stream that ends ends the process, from wherever it is."""
         while True:
-            if self._engine.has_work:
+            if self._engine.in_step:
+                outputs = self._engine.finish_step()
+                if self._exchange is not None:
+                    self._exchange.stepped(outputs)
                 # A step without outputs is told too: it is how the other side knows that the engine moves. Whoever it wakes gets a
                 # CPU now, while no thread has work in its hands for which others would have to wait.
-                self._send(StepOutput(self._engine.finish_step()))
+                self._send(StepOutput(outputs))
                 self._engine.give_way()
-            elif self._draining:
+            elif self._draining and not self._busy:
                 return
-            else:
-                self._handle(self._inbox.wait())
+            elif (message := self._inbox.wait(None if self._exchange is None else self._exchange.patience())) is not None:
+                self._handle(message)
             while (message := self._inbox.poll()) is not None:
                 self._handle(message)
-            self._engine.start_step()
+            self._plan()
 
-    def _handle(self, message: ToEngine) -> None:
+    @property
+    def _busy(self) -> bool:
+        return self._engine.has_work or (self._exchange is not None and self._exchange.busy)
+
+    def _plan(self) -> None:
+        if self._exchange is not None:
+            self._exchange.tick()
+        self._engine.start_step()
+        self._idle = not self._engine.in_step
+        if self._exchange is not None:
+            self._exchange.planned()
+
+    def _handle(self, message: ToWorker | ReadEnded) -> None:
         match message:
             case Generate():
                 try:
                     self._engine.add(message)
                 except TokenmillError as error:
-                    self._send(Failed.of(error, message.request_id))
+                    self._send(Failed.of(error, message.request_id, message.epoch))
             case Abort():
                 self._engine.abort(message.request_id, message.choice, message.reason)
+            case Release():
+                if self._exchange is None or not self._exchange.release(message):
+                    self._engine.abort(message.request_id, None, FinishReason.ABORT)
             case GetStats():
-                self._send(self._engine.stats())
+                handover = None if self._exchange is None else self._exchange.stats()
+                self._send(msgspec.structs.replace(self._engine.stats(), idle=self._idle, handover=handover))
             case Drain():
                 self._draining = True
+            case _:
+                assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
+                self._exchange.handle(message)
 
-    def _send(self, message: FromEngine) -> None:
+    def _send(self, message: FromWorker) -> None:
         wire.send(self._sock, message)
 
 
@@ -176,13 +207,24 @@ def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
     first = wire.receive(sock)
     if first is None:
         return 0
+    config = msgspec.msgpack.decode(first, type=EngineConfig)
     try:
-        engine = build(msgspec.msgpack.decode(first, type=EngineConfig))
+        engine = build(config)
     except TokenmillError as error:
         wire.send(sock, Failed.of(error, ""))
         return 1
-    wire.send(sock, msgspec.structs.replace(engine.info, pid=os.getpid()))
-    Worker(engine, sock).run()
+    inbox, boot = Inbox(sock), secrets.token_hex(16)
+    info = msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot)
+    exchange = None
+    if config.kv_transfer_config is not None:
+        exchange = open_exchange(
+            config.kv_transfer_config, cast("RealEngine", engine), boot, lambda message: wire.send(sock, message), inbox.post
+        )
+        info = msgspec.structs.replace(info, address=exchange.address)
+    wire.send(sock, info)
+    Worker(engine, sock, inbox, exchange).run()
+    if exchange is not None:
+        exchange.close()
     engine.close()
     return 0
 

@@ -162,8 +162,8 @@ class Reservations:
         queue = (*reservation.queue, Queued(ticket, now + ticket.expiry))
         return self._go_on(reservation.but(queue=queue, chunks=ticket.chunk + 1, source=ticket.prefill_boot), now)
 
-    def read_ended(self, nonce: bytes, outcome: Outcome, now: float) -> list[ReservationEffect]:
-        """The connector no longer touches the frames of the read under way."""
+    def read_ended(self, nonce: bytes, outcome: Outcome, now: float, nbytes: int = 0, seconds: float = 0.0) -> list[ReservationEffect]:
+        """The connector no longer touches the frames of the read under way. nbytes, seconds: of the copy, to be told."""
         reservation = self._reservations[nonce]
         ticket = reservation.reading
         assert ticket is not None, "a read that nobody asked for has ended"
@@ -172,7 +172,7 @@ class Reservations:
         if reservation.over is not None:
             return self._drop(reservation, reservation.over)
         if outcome == "ok":
-            return [Send(Taken(*reservation.attempt, nonce, ticket.chunk)), *self._go_on(reservation, now)]
+            return [Send(Taken(*reservation.attempt, nonce, ticket.chunk, nbytes, seconds)), *self._go_on(reservation, now)]
         return [Refuse(outcome), *self._go_on(reservation.but(refused=outcome, queue=()), now)]
 
     def start(self, message: Start, now: float) -> list[ReservationEffect]:

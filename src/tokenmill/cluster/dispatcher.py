@@ -1,0 +1,413 @@
+"""Carries out what the courses of requests want done: finds workers for them, and passes on what is said.
+
+Who is chosen is the fleet's affair (docs/routing.md), what comes next that of each course (docs/handover.md). Everything happens in one
+event loop, so that what is counted of loads is true whenever a worker is chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from tokenmill.cluster.breaker import Attempt
+from tokenmill.cluster.course import Course, CoursePolicy, Deliver, Effect, Fail, NeedDecode, NeedPrefill, Process, Send
+from tokenmill.cluster.feed import Feed
+from tokenmill.cluster.fleet import Fleet
+from tokenmill.cluster.health import Blame, State, blame
+from tokenmill.cluster.load import Key
+from tokenmill.cluster.registry import Worker
+from tokenmill.cluster.separation import must_stay_whole
+from tokenmill.cluster.strategies import RouteRequest
+from tokenmill.core.blocks import block_hashes
+from tokenmill.core.clock import Clock
+from tokenmill.core.errors import ModelBroken, TokenmillError
+from tokenmill.core.handover import WAITED_TOO_LONG, FromWorker, Prefill, Ready, Refused, Reserve, Reserved, Start, Taken
+from tokenmill.core.messages import EngineInfo, Failed, Generate, SequenceOutput, Stats, StepOutput
+from tokenmill.core.roles import Role
+from tokenmill.core.types import FinishReason
+from tokenmill.worker.client import EngineClient
+
+log = logging.getLogger(__name__)
+
+HOLD = 30.0
+"""Seconds for which a request that has lost its worker waits for another one if none is known to be on its way."""
+
+_LINK_FAILURES = ("refused", "lost", "corrupt")
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A worker that has joined. stats: the counters last heard. computed_at: when it last had computed a prompt."""
+
+    process: Process
+    info: EngineInfo
+    client: EngineClient
+    stats: Stats | None = None
+    computed_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What a worker does for a request. key: of its load. attempt: of its breaker, until that knows how it went. begun: when it was sent.
+    missing: prompt tokens that it computes, probably."""
+
+    key: Key
+    process: Process
+    attempt: Attempt | None
+    begun: float
+    missing: int
+    chain: Attempt | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request that is worked on. held: since when, and for what, it waits for a worker."""
+
+    generate: Generate
+    route: RouteRequest
+    course: Course
+    feed: Feed
+    decode: _Part | None = None
+    prefill: _Part | None = None
+    reserved_at: float = 0.0
+    held: tuple[float, NeedDecode] | None = None
+
+    def part_of(self, process: Process) -> _Part | None:
+        return next((part for part in (self.decode, self.prefill) if part is not None and part.process == process), None)
+
+
+class Dispatcher:
+    """All requests behind one gateway. expects: whether a worker of a model is being started, so that it is worth waiting for."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, expects: Callable[[str], bool], policy: CoursePolicy | None = None) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._expects = expects
+        self._policy = policy or CoursePolicy()
+        self._members: dict[str, Member] = {}
+        self._lives: dict[str, _Live] = {}
+        self._numbers = count()
+
+    # Workers
+
+    @property
+    def members(self) -> Iterable[Member]:
+        return self._members.values()
+
+    def join(self, name: str, role: Role, info: EngineInfo, client: EngineClient) -> None:
+        """A worker is ready: it gets requests from now on, until its stream ends."""
+        worker = Worker(
+            id=name,
+            role=role,
+            model=info.model,
+            fingerprint=info.fingerprint,
+            boot=info.boot,
+            address=info.address,
+            max_model_len=info.max_model_len,
+            max_batch_size=info.max_batch_size,
+            kv_tokens=info.kv_tokens,
+            chunk_size=info.chunk_size,
+        )
+        self._fleet.join(worker)
+        member = self._members[name] = Member(Process(name, info.boot), info, client)
+        client.attach(_Ear(self, member))
+        self._retry()
+
+    def leave(self, member: Member) -> None:
+        """A worker's stream has ended."""
+        name, boot = process = member.process
+        self._fleet.health.ended(name, boot)
+        self._fleet.leave(name, boot)
+        if self._members.get(name) is member:
+            del self._members[name]
+        for live in list(self._lives.values()):
+            self._carry_out(live, live.course.lost(process))
+
+    def heard(self, member: Member, message: FromWorker) -> None:
+        """A worker says something."""
+        name, boot = process = member.process
+        match message:
+            case StepOutput():
+                self._fleet.health.stepped(name, boot)
+                for output in message.outputs:
+                    if (live := self._lives.get(output.request_id)) is not None:
+                        self._output(live, member, output)
+            case Stats():
+                member.stats = message
+                self._fleet.health.counted(name, boot, message.steps, idle=message.idle)
+            case Failed() | Reserved() | Ready() | Taken() | Refused():
+                self._fleet.health.heard(name, boot)
+                request_id = message.ticket.request_id if isinstance(message, Ready) else message.request_id
+                if (live := self._lives.get(request_id)) is not None:
+                    self._note(live, process, message)
+                    self._carry_out(live, live.course.heard(process, message))
+
+    async def watch(self) -> None:
+        """Look after the workers, for ever."""
+        while True:
+            await asyncio.sleep(self._fleet.health.policy.tick)
+            self.tick()
+
+    def tick(self) -> None:
+        for change in self._fleet.tick():
+            if change.after is not State.GONE:
+                log.warning("worker %s is %s: %s", change.worker_id, change.after, change.reason or "it moves")
+            if change.after is State.UNHEALTHY and (member := self._members.get(change.worker_id)) is not None:
+                self._move_away(member.process)
+        for name in self._fleet.health.to_ask():
+            self._members[name].client.ask()
+        self._retry()
+
+    # Requests
+
+    async def generate(self, model: str, requests: Sequence[Generate]) -> AsyncGenerator[SequenceOutput, None]:
+        """Have requests answered by a model's workers and yield their outputs as they come, until every choice has had its last.
+
+        Raises the error of the first request that is refused, `ModelBroken`, `Unavailable` when no worker can take one, and `EngineDied`
+        when it has lost too many. Whatever is unfinished when the generator ends, is closed or is cancelled is aborted at once. Wrap it
+        in `contextlib.aclosing`, as a generator that is merely dropped is closed only later.
+        """
+        feed = Feed(requests)
+        try:
+            for request in requests:
+                self._begin(model, request, feed)
+            while (output := await feed.next()) is not None:
+                if output.finish_reason is FinishReason.BROKEN:
+                    raise ModelBroken.at_next_token()
+                yield output
+        finally:
+            for request in requests:
+                live = self._lives.get(request.request_id)
+                if live is not None:
+                    self._carry_out(live, live.course.abort())
+                    del self._lives[request.request_id]
+
+    def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Stop a request, or one of its choices, at once. Nothing more is yielded for it. Unknown ids are let pass:
+        its last output may be under way."""
+        live = self._lives.get(request_id)
+        if live is not None:
+            live.feed.close(request_id, choice)
+            self._carry_out(live, live.course.abort(choice, reason))
+
+    def fail_all(self, why: TokenmillError) -> None:
+        """End all requests with this error."""
+        for live in list(self._lives.values()):
+            live.feed.put(why)
+
+    def can_serve(self, model: str) -> bool:
+        """Whether a whole request would find a worker now."""
+        state = self._fleet.state
+        return any(state(worker.id) in (State.HEALTHY, State.SUSPECT) for worker in self._fleet.registry.takers(model, Role.MIXED))
+
+    def _begin(self, model: str, request: Generate, feed: Feed) -> None:
+        assert request.request_id not in self._lives, f"request id {request.request_id} is in use"
+        workers = [worker for worker in self._fleet.registry if worker.model == model]
+        hashes = block_hashes(request.prompt, request.cache_salt, workers[0].fingerprint) if len(workers) > 1 else []
+        assert request.params.max_tokens is not None, "max_tokens is resolved by the sender"
+        route = RouteRequest(model=model, prompt_tokens=len(request.prompt), max_tokens=request.params.max_tokens, hashes=hashes)
+        course = Course(request, separate=self._is_worth_separating(request, route), policy=self._policy)
+        live = self._lives[request.request_id] = _Live(request, route, course, feed)
+        self._carry_out(live, course.begin())
+
+    def _is_worth_separating(self, request: Generate, route: RouteRequest) -> bool:
+        """As far as can be said before a worker has looked how much of the prompt it has."""
+        if not self._fleet.registry.takers(route.model, Role.PREFILL):
+            return False
+        # Where a budget's points lie is known to the engines alone.
+        first_point = None if request.params.kv_budget_mb is None else 0
+        if must_stay_whole(request.params, len(request.prompt), first_point) is not None:
+            return False
+        decode = self._fleet.router.choose(route, Role.DECODE).worker
+        if decode is None:
+            return False
+        return self._prefill_worker(route, frozenset({decode.id}), decode.id, None) is not None
+
+    def _prefill_worker(self, route: RouteRequest, excluded: frozenset[str], decode_id: str, have: int | None) -> Worker | None:
+        """A worker for the prompt alone, if that is worth it. have: positions of it that the decode worker has, if it has said so."""
+        fleet, decode = self._fleet, self._members[decode_id].info
+        peers = msgspec.structs.replace(route, fingerprint=decode.fingerprint)
+        worker = fleet.router.choose(peers, Role.PREFILL, excluded=excluded, peer=decode_id).worker
+        if worker is None:
+            return None
+        return worker if fleet.decide(route, worker.id, decode_id, decode.kv_bytes_per_token, have).separate else None
+
+    def _carry_out(self, live: _Live, effects: Iterable[Effect]) -> None:
+        todo = deque(effects)
+        while todo:
+            effect = todo.popleft()
+            match effect:
+                case Deliver(output):
+                    live.feed.put(output)
+                case Send(process, message):
+                    self._send(live, process, message)
+                case NeedDecode():
+                    todo.extend(self._find_decode(live, effect))
+                case NeedPrefill():
+                    todo.extend(self._find_prefill(live, effect))
+                case Fail(error):
+                    live.feed.put(error)
+        self._settle(live)
+
+    def _send(self, live: _Live, process: Process, message: object) -> None:
+        member = self._members.get(process.name)
+        if member is None or member.process != process:
+            return
+        if isinstance(message, Start) and live.decode is not None:
+            self._fleet.loads.start(live.decode.key)
+            live.decode.begun = self._clock.now()
+        elif isinstance(message, Reserve):
+            live.reserved_at = self._clock.now()
+        member.client.send(message)  # type: ignore[arg-type]
+
+    def _find_decode(self, live: _Live, need: NeedDecode) -> list[Effect]:
+        self._settle(live)
+        wanted = Role.DECODE if need.separate else Role.MIXED
+        choice = self._fleet.router.choose(live.route, wanted, excluded=need.excluding)
+        if choice.worker is None:
+            now = self._clock.now()
+            since = now if live.held is None else live.held[0]
+            begun = live.course.epoch > live.generate.epoch
+            if self._expects(live.route.model) or (begun and now - since < HOLD):
+                live.held = (since, need)
+                return []
+            live.held = None
+            return live.course.decode_worker(choice.error(choice.reason))
+        live.held = None
+        live.decode = self._give(live, choice.worker, wanted)
+        return live.course.decode_worker(live.decode.process)
+
+    def _find_prefill(self, live: _Live, need: NeedPrefill) -> list[Effect]:
+        worker = self._prefill_worker(live.route, need.excluding, need.decode.name, need.have)
+        if worker is None:
+            return live.course.prefill_worker(None)
+        live.prefill = self._give(live, worker, Role.PREFILL)
+        live.prefill.chain = self._fleet.breakers.begin((worker.id, need.decode.name))
+        return live.course.prefill_worker(live.prefill.process)
+
+    def _give(self, live: _Live, worker: Worker, role: Role) -> _Part:
+        """Count a part of a request as given to a worker."""
+        fleet, route = self._fleet, live.route
+        cached = fleet.router.cached_tokens(worker.id, route)
+        part = _Part(
+            (live.generate.request_id, next(self._numbers)),
+            Process(worker.id, worker.boot),
+            fleet.breakers.begin(worker.id),
+            self._clock.now(),
+            route.prompt_tokens - cached,
+        )
+        choices = len(live.generate.choices)
+        fleet.loads.give(part.key, worker.id, role, prompt_tokens=route.prompt_tokens, cached_tokens=cached, choices=choices)
+        return part
+
+    def _settle(self, live: _Live) -> None:
+        """Count as ended what the course has no more to do with."""
+        if live.decode is not None and live.course.decode != live.decode.process:
+            self._end(live.decode)
+            live.decode = None
+        if live.prefill is not None and live.course.prefill != live.prefill.process:
+            self._end(live.prefill)
+            live.prefill = None
+
+    def _end(self, part: _Part) -> None:
+        self._fleet.loads.end(part.key)
+        for attempt in (part.attempt, part.chain):
+            if attempt is not None:
+                self._fleet.breakers.dropped(attempt)
+
+    def _output(self, live: _Live, member: Member, output: SequenceOutput) -> None:
+        effects = live.course.heard(member.process, output)
+        if not effects:
+            return
+        part = live.part_of(member.process)
+        if part is not None and output.tokens:
+            if part.attempt is not None:
+                self._first_token(live, part, member, output)
+            self._fleet.loads.output(part.key, len(output.tokens))
+        if len(effects) == 1 and not live.course.over:  # nearly always
+            assert isinstance(effects[0], Deliver)
+            live.feed.put(output)
+        else:
+            self._carry_out(live, effects)
+
+    def _first_token(self, live: _Live, part: _Part, member: Member, output: SequenceOutput) -> None:
+        """A worker has computed a prompt."""
+        assert part.attempt is not None
+        self._fleet.breakers.succeeded(part.attempt)
+        part.attempt = None
+        now, name = self._clock.now(), member.process.name
+        if output.index == 0:
+            # Prompts are computed one after the other, each from when it came or the one before was through.
+            computed = len(live.generate.prompt) - output.cached_tokens
+            self._fleet.separation.observe_prefill(name, computed, now - max(part.begun, member.computed_at))
+            member.computed_at = now
+        self._fleet.prefixes.add(name, live.route.hashes)
+
+    def _note(self, live: _Live, process: Process, message: Failed | Reserved | Ready | Taken | Refused) -> None:
+        """What is learnt about workers from what one says of a request."""
+        fleet, part = self._fleet, live.part_of(process)
+        if part is None:
+            return
+        match message:
+            case Failed():
+                if part.attempt is not None and message.status >= 500 and message.code != WAITED_TOO_LONG:
+                    fleet.breakers.failed(part.attempt)
+                    part.attempt = None
+            case Reserved():
+                fleet.separation.observe_handover(self._clock.now() - live.reserved_at)
+            case Ready():
+                fleet.loads.remaining(part.key, max(0, live.route.prompt_tokens - message.ticket.stop))
+            case Taken() if live.prefill is not None:
+                fleet.separation.observe_transfer(live.prefill.process.name, process.name, message.nbytes, message.seconds)
+                if live.prefill.chain is not None:
+                    fleet.breakers.succeeded(live.prefill.chain)
+                    live.prefill.chain = None
+            case Refused() if live.prefill is not None and message.reason in _LINK_FAILURES:
+                self._blame(live.prefill, process)
+
+    def _blame(self, source: _Part, target: Process) -> None:
+        """Frames of a prefill worker could not be fetched."""
+        fleet = self._fleet
+        culprit = blame(fleet.state(source.process.name), fleet.state(target.name))
+        if culprit is Blame.LINK and source.chain is not None:
+            fleet.breakers.failed(source.chain)
+            source.chain = None
+        elif culprit is Blame.SOURCE and source.attempt is not None:
+            fleet.breakers.failed(source.attempt)
+            source.attempt = None
+
+    def _move_away(self, process: Process) -> None:
+        """A worker does not move: its requests go elsewhere, where there is an elsewhere. Where there is none they wait with it."""
+        for live in list(self._lives.values()):
+            part = live.part_of(process)
+            if part is None:
+                continue
+            wanted = Role.PREFILL if part is live.prefill else Role.MIXED
+            if wanted is Role.PREFILL or self._fleet.router.choose(live.route, wanted, excluded=(process.name,)).worker is not None:
+                self._carry_out(live, live.course.hung(process))
+
+    def _retry(self) -> None:
+        """Look again for those who wait for a worker."""
+        for live in list(self._lives.values()):
+            if live.held is not None:
+                self._carry_out(live, self._find_decode(live, live.held[1]))
+
+
+class _Ear:
+    """Hears one worker for the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, member: Member) -> None:
+        self._dispatcher = dispatcher
+        self._member = member
+
+    def heard(self, message: FromWorker) -> None:
+        self._dispatcher.heard(self._member, message)
+
+    def ended(self) -> None:
+        self._dispatcher.leave(self._member)

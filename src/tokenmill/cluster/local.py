@@ -1,0 +1,161 @@
+"""The workers of one model on this host: processes that are kept alive, and the dispatcher that gives them work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple
+
+from tokenmill.cluster.dispatcher import Dispatcher
+from tokenmill.cluster.fleet import Fleet
+from tokenmill.cluster.health import HealthPolicy
+from tokenmill.cluster.process import WORKER_COMMAND
+from tokenmill.cluster.router import RouterPolicy
+from tokenmill.cluster.separation import SeparationPolicy
+from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
+from tokenmill.core.clock import MonotonicClock
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
+from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
+from tokenmill.core.roles import Role
+from tokenmill.core.types import FinishReason
+from tokenmill.observe.engines import EngineStats
+from tokenmill.worker.client import EngineClient
+
+_SHUT_DOWN = "the server shut down before the answer was complete: send the request again, elsewhere or later"
+
+
+class WorkerPlan(NamedTuple):
+    """A worker to be. name: for as long as the cluster lives, over restarts."""
+
+    name: str
+    role: Role
+    config: EngineConfig
+
+
+class Cluster:
+    """Workers of one model, kept alive from `start` to `stop`."""
+
+    def __init__(
+        self,
+        plans: Sequence[WorkerPlan],
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        policy: RestartPolicy | None = None,
+        router: RouterPolicy | None = None,
+        health: HealthPolicy | None = None,
+        separation: SeparationPolicy | None = None,
+    ) -> None:
+        assert plans, "no worker"
+        self.model = plans[0].config.name
+        clock = MonotonicClock()
+        self._dispatcher = Dispatcher(Fleet(clock, router=router, health=health, separation=separation), clock, self._expects)
+        self._supervisors = [self._supervisor(plan, command, policy) for plan in plans]
+        self._watch: asyncio.Task[None] | None = None
+        self._state = State.LOADING
+        self._last: dict[str, EngineStats] = {}
+
+    def _supervisor(self, plan: WorkerPlan, command: Sequence[str], policy: RestartPolicy | None) -> Supervisor:
+        def on_ready(info: EngineInfo, client: EngineClient) -> None:
+            self._dispatcher.join(plan.name, plan.role, info, client)
+
+        return Supervisor(plan.config, name=plan.name, on_ready=on_ready, command=command, policy=policy)
+
+    @property
+    def state(self) -> State:
+        """`DOWN`: no worker could take a request now."""
+        if self._state is State.READY and not self._dispatcher.can_serve(self.model):
+            return State.DOWN
+        return self._state
+
+    @property
+    def advancing(self) -> bool:
+        """Whether a worker that could take a request has said something lately."""
+        return self.state is State.READY and any(supervisor.advancing for supervisor in self._supervisors)
+
+    @property
+    def workers(self) -> list[EngineInfo]:
+        """Those that are there now."""
+        return [member.info for member in self._dispatcher.members]
+
+    @property
+    def restarts(self) -> int:
+        """Times that a worker's process was replaced."""
+        return sum(supervisor.restarts for supervisor in self._supervisors)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of a worker that answers requests. Raises `Unavailable` before all are loaded."""
+        return self._supervisors[-1].info
+
+    async def start(self) -> EngineInfo:
+        """Load all workers and keep them running from here on. Raises what made one fail; it is not tried again."""
+        loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors]
+        try:
+            await asyncio.gather(*loading)
+        finally:
+            for task in loading:
+                task.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
+        self._watch = asyncio.create_task(self._dispatcher.watch(), name="watch")
+        if self._state is State.LOADING:
+            self._state = State.READY
+        return self.info
+
+    async def failed(self) -> TokenmillError:
+        """Return, with the reason of one, when no worker could be started again."""
+        return (await asyncio.gather(*(supervisor.failed() for supervisor in self._supervisors)))[0]
+
+    def require_ready(self) -> None:
+        """Raises `Unavailable` if no worker could take a request now, saying why."""
+        if self._state is State.DRAINING:
+            raise Unavailable("the server is shutting down and takes no new requests: use another one, or wait for its restart")
+        if self._state is State.LOADING:
+            raise Unavailable("the model is loading: try again shortly")
+        if not self._dispatcher.can_serve(self.model):
+            raise Unavailable("the engine is down and being restarted: try again shortly")
+
+    def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
+        """As `Dispatcher.generate`."""
+        return self._dispatcher.generate(self.model, requests)
+
+    def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """As `Dispatcher.abort`."""
+        self._dispatcher.abort(request_id, choice, reason)
+
+    async def stats(self, within: float) -> list[EngineStats]:
+        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are not there, the last."""
+        members = list(self._dispatcher.members)
+
+        async def ask(client: EngineClient) -> None:
+            with contextlib.suppress(TimeoutError, EngineDied):
+                async with asyncio.timeout(within):
+                    await client.stats()
+
+        await asyncio.gather(*(ask(member.client) for member in members))
+        self._last = {name: last._replace(up=False) for name, last in self._last.items()}
+        for name, info, stats in ((m.process.name, m.info, m.stats) for m in members if m.stats is not None):
+            self._last[name] = EngineStats(name, info, stats, up=True)
+        return list(self._last.values())
+
+    def begin_drain(self) -> None:
+        """Take no new requests; those in flight go on."""
+        self._state = State.DRAINING
+
+    async def stop(self, timeout: float) -> None:
+        """Give the workers `timeout` seconds to finish what they have, then kill them. No process is left when this returns."""
+        self.begin_drain()
+        await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors))
+        self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    def kill(self) -> None:
+        """End all processes now, from any context; for a second signal."""
+        for supervisor in self._supervisors:
+            supervisor.kill()
+
+    def _expects(self, model: str) -> bool:
+        return any(supervisor.state in (State.LOADING, State.DOWN) for supervisor in self._supervisors)
