@@ -22,9 +22,9 @@ def work() -> None:
 
 def command() -> None:
     from tokenmill.cli.main import main
-    from tokenmill.cluster import supervisor
+    from tokenmill.cluster import local
 
-    supervisor.Supervisor = functools.partial(supervisor.Supervisor, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
+    local.Cluster = functools.partial(local.Cluster, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
     main()
 
 

@@ -262,9 +262,9 @@ def test_the_counts_of_the_metrics_are_those_of_the_requests(parrot: serving.Ser
     assert 'tokenmill:request_success_total{finished_reason="stop",model_name="parrot"}' in text
     for name in ("num_requests_waiting", "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"):
         assert parrot.metric(name) == 0
-    assert parrot.metric('kv_cache_frames{model_name="parrot",state="free"}') == 10_000
-    assert parrot.metric('kv_cache_pages{model_name="parrot",page_size="8",state="used"}') == 0
-    assert parrot.metric('kv_cache_bytes_per_token{format="bf16",model_name="parrot"}') == 1
+    assert parrot.metric('kv_cache_frames{engine="mixed-0",model_name="parrot",state="free"}') == 10_000
+    assert parrot.metric('kv_cache_pages{engine="mixed-0",model_name="parrot",page_size="8",state="used"}') == 0
+    assert parrot.metric('kv_cache_bytes_per_token{engine="mixed-0",format="bf16",model_name="parrot"}') == 1
     for name in ("inter_token_latency_seconds", "request_queue_time_seconds"):
         assert parrot.metric(f"{name}_count") > 0
 

@@ -136,7 +136,7 @@ def test_metrics_count_guesses_and_kept_tokens(guessing: serving.Served) -> None
     wanted = [counted["drafts"], counted["drafted"], counted["accepted"], usage["completion_tokens"], counted["drafts"]]
     assert [b - a for a, b in zip(before, after, strict=True)] == wanted
     by_position = [
-        guessing.metric(f'spec_decode_num_accepted_tokens_per_pos_total{{model_name="parrot",position="{i}"}}') for i in range(DRAFT)
+        guessing.metric(f'spec_decode_num_accepted_tokens_per_pos_total{{engine="mixed-0",model_name="parrot",position="{i}"}}') for i in range(DRAFT)
     ]
     assert sum(by_position) == guessing.metric(names[2])
     path, body = chat(SAID, stop=["turns"])
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(real: list[ser
             for _ in zip(range(lines), response.iter_lines(), strict=False):
                 pass
     serving.until(lambda: served.metric("num_requests_running") == 0)
-    serving.until(lambda: served.metric('kv_cache_frames{model_name="smol",state="used"}') == 0)
+    serving.until(lambda: served.metric('kv_cache_frames{engine="mixed-0",model_name="smol",state="used"}') == 0)
     plain, drafted = (answer(each, "smol", path, body) for each in real)
     assert drafted["choices"] == plain["choices"]
     assert served.metric("spec_decode_num_accepted_tokens_total") > 0, "text that repeats itself is guessed"
@@ -248,7 +248,7 @@ async def test_streams_closed_at_any_point_leave_nothing_behind(real: list[servi
             assert texts.count(None) >= 60, "they were left before their end"
             assert all(text in (None, wanted[number]) for (number, _), text in zip(crowd, texts, strict=True))
             serving.until(lambda: served.metric("num_requests_running") == 0)
-            serving.until(lambda: served.metric('kv_cache_frames{model_name="smol",state="used"}') == 0)
+            serving.until(lambda: served.metric('kv_cache_frames{engine="mixed-0",model_name="smol",state="used"}') == 0)
             assert await asyncio.gather(*(ask(number, 1000) for number in range(len(asked)))) == wanted
         assert served.metric("spec_decode_num_accepted_tokens_total") > 300
         assert served.metric("num_preemptions_total") > 0

@@ -233,7 +233,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _UNAVAILABLE: dict[str, str] = {
-    "kv_transfer_config": "prefill/decode separation is not built yet: leave it out",
     "scheduler": "choosing a scheduler is not built yet: leave it out",
 }
 

@@ -208,20 +208,17 @@ def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
     if first is None:
         return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
+    inbox, boot, exchange = Inbox(sock), secrets.token_hex(16), None
     try:
         engine = build(config)
+        if config.kv_transfer_config is not None:
+            real = cast("RealEngine", engine)
+            exchange = open_exchange(config.kv_transfer_config, real, boot, lambda message: wire.send(sock, message), inbox.post)
     except TokenmillError as error:
         wire.send(sock, Failed.of(error, ""))
         return 1
-    inbox, boot = Inbox(sock), secrets.token_hex(16)
-    info = msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot)
-    exchange = None
-    if config.kv_transfer_config is not None:
-        exchange = open_exchange(
-            config.kv_transfer_config, cast("RealEngine", engine), boot, lambda message: wire.send(sock, message), inbox.post
-        )
-        info = msgspec.structs.replace(info, address=exchange.address)
-    wire.send(sock, info)
+    address = "" if exchange is None else exchange.address
+    wire.send(sock, msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address))
     Worker(engine, sock, inbox, exchange).run()
     if exchange is not None:
         exchange.close()
