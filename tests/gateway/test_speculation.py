@@ -135,9 +135,8 @@ def test_metrics_count_guesses_and_kept_tokens(guessing: serving.Served) -> None
     after = [guessing.metric(name) for name in counters]
     wanted = [counted["drafts"], counted["drafted"], counted["accepted"], usage["completion_tokens"], counted["drafts"]]
     assert [b - a for a, b in zip(before, after, strict=True)] == wanted
-    by_position = [
-        guessing.metric(f'spec_decode_num_accepted_tokens_per_pos_total{{engine="mixed-0",model_name="parrot",position="{i}"}}') for i in range(DRAFT)
-    ]
+    of_position = 'spec_decode_num_accepted_tokens_per_pos_total{engine="mixed-0",model_name="parrot",position="%d"}'
+    by_position = [guessing.metric(of_position % position) for position in range(DRAFT)]
     assert sum(by_position) == guessing.metric(names[2])
     path, body = chat(SAID, stop=["turns"])
     generated = guessing.metric("generation_tokens_total")

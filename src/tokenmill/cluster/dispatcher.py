@@ -11,23 +11,21 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import msgspec
 
-from tokenmill.cluster.breaker import Attempt
 from tokenmill.cluster.course import Course, CoursePolicy, Deliver, Effect, Fail, NeedDecode, NeedPrefill, Process, Send
 from tokenmill.cluster.feed import Feed
 from tokenmill.cluster.fleet import Fleet
-from tokenmill.cluster.health import Blame, State, blame
-from tokenmill.cluster.load import Key
+from tokenmill.cluster.health import State
+from tokenmill.cluster.ledger import Ledger, Part
 from tokenmill.cluster.registry import Worker
 from tokenmill.cluster.separation import must_stay_whole
 from tokenmill.cluster.strategies import RouteRequest
 from tokenmill.core.blocks import block_hashes
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import ModelBroken, TokenmillError
-from tokenmill.core.handover import WAITED_TOO_LONG, FromWorker, Prefill, Ready, Refused, Reserve, Reserved, Start, Taken
+from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken
 from tokenmill.core.messages import EngineInfo, Failed, Generate, SequenceOutput, Stats, StepOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
@@ -38,31 +36,15 @@ log = logging.getLogger(__name__)
 HOLD = 30.0
 """Seconds for which a request that has lost its worker waits for another one if none is known to be on its way."""
 
-_LINK_FAILURES = ("refused", "lost", "corrupt")
-
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A worker that has joined. stats: the counters last heard. computed_at: when it last had computed a prompt."""
+    """A worker that has joined. stats: the counters last heard."""
 
     process: Process
     info: EngineInfo
     client: EngineClient
     stats: Stats | None = None
-    computed_at: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What a worker does for a request. key: of its load. attempt: of its breaker, until that knows how it went. begun: when it was sent.
-    missing: prompt tokens that it computes, probably."""
-
-    key: Key
-    process: Process
-    attempt: Attempt | None
-    begun: float
-    missing: int
-    chain: Attempt | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -73,12 +55,12 @@ class _Live:
     route: RouteRequest
     course: Course
     feed: Feed
-    decode: _Part | None = None
-    prefill: _Part | None = None
+    decode: Part | None = None
+    prefill: Part | None = None
     reserved_at: float = 0.0
     held: tuple[float, NeedDecode] | None = None
 
-    def part_of(self, process: Process) -> _Part | None:
+    def part_of(self, process: Process) -> Part | None:
         return next((part for part in (self.decode, self.prefill) if part is not None and part.process == process), None)
 
 
@@ -92,7 +74,7 @@ class Dispatcher:
         self._policy = policy or CoursePolicy()
         self._members: dict[str, Member] = {}
         self._lives: dict[str, _Live] = {}
-        self._numbers = count()
+        self._ledger = Ledger(fleet, clock)
 
     # Workers
 
@@ -124,6 +106,7 @@ class Dispatcher:
         name, boot = process = member.process
         self._fleet.health.ended(name, boot)
         self._fleet.leave(name, boot)
+        self._ledger.leave(process)
         if self._members.get(name) is member:
             del self._members[name]
         for live in list(self._lives.values()):
@@ -260,8 +243,7 @@ class Dispatcher:
         if member is None or member.process != process:
             return
         if isinstance(message, Start) and live.decode is not None:
-            self._fleet.loads.start(live.decode.key)
-            live.decode.begun = self._clock.now()
+            self._ledger.start(live.decode)
         elif isinstance(message, Reserve):
             live.reserved_at = self._clock.now()
         member.client.send(message)  # type: ignore[arg-type]
@@ -280,46 +262,24 @@ class Dispatcher:
             live.held = None
             return live.course.decode_worker(choice.error(choice.reason))
         live.held = None
-        live.decode = self._give(live, choice.worker, wanted)
+        live.decode = self._ledger.give(live.route, len(live.generate.choices), choice.worker, wanted)
         return live.course.decode_worker(live.decode.process)
 
     def _find_prefill(self, live: _Live, need: NeedPrefill) -> list[Effect]:
         worker = self._prefill_worker(live.route, need.excluding, need.decode.name, need.have)
         if worker is None:
             return live.course.prefill_worker(None)
-        live.prefill = self._give(live, worker, Role.PREFILL)
-        live.prefill.chain = self._fleet.breakers.begin((worker.id, need.decode.name))
+        live.prefill = self._ledger.give(live.route, 1, worker, Role.PREFILL, need.decode)
         return live.course.prefill_worker(live.prefill.process)
-
-    def _give(self, live: _Live, worker: Worker, role: Role) -> _Part:
-        """Count a part of a request as given to a worker."""
-        fleet, route = self._fleet, live.route
-        cached = fleet.router.cached_tokens(worker.id, route)
-        part = _Part(
-            (live.generate.request_id, next(self._numbers)),
-            Process(worker.id, worker.boot),
-            fleet.breakers.begin(worker.id),
-            self._clock.now(),
-            route.prompt_tokens - cached,
-        )
-        choices = len(live.generate.choices)
-        fleet.loads.give(part.key, worker.id, role, prompt_tokens=route.prompt_tokens, cached_tokens=cached, choices=choices)
-        return part
 
     def _settle(self, live: _Live) -> None:
         """Count as ended what the course has no more to do with."""
         if live.decode is not None and live.course.decode != live.decode.process:
-            self._end(live.decode)
+            self._ledger.end(live.decode)
             live.decode = None
         if live.prefill is not None and live.course.prefill != live.prefill.process:
-            self._end(live.prefill)
+            self._ledger.end(live.prefill)
             live.prefill = None
-
-    def _end(self, part: _Part) -> None:
-        self._fleet.loads.end(part.key)
-        for attempt in (part.attempt, part.chain):
-            if attempt is not None:
-                self._fleet.breakers.dropped(attempt)
 
     def _output(self, live: _Live, member: Member, output: SequenceOutput) -> None:
         effects = live.course.heard(member.process, output)
@@ -327,60 +287,27 @@ class Dispatcher:
             return
         part = live.part_of(member.process)
         if part is not None and output.tokens:
-            if part.attempt is not None:
-                self._first_token(live, part, member, output)
-            self._fleet.loads.output(part.key, len(output.tokens))
+            self._ledger.output(part, output)
         if len(effects) == 1 and not live.course.over:  # nearly always
             assert isinstance(effects[0], Deliver)
             live.feed.put(output)
         else:
             self._carry_out(live, effects)
 
-    def _first_token(self, live: _Live, part: _Part, member: Member, output: SequenceOutput) -> None:
-        """A worker has computed a prompt."""
-        assert part.attempt is not None
-        self._fleet.breakers.succeeded(part.attempt)
-        part.attempt = None
-        now, name = self._clock.now(), member.process.name
-        if output.index == 0:
-            # Prompts are computed one after the other, each from when it came or the one before was through.
-            computed = len(live.generate.prompt) - output.cached_tokens
-            self._fleet.separation.observe_prefill(name, computed, now - max(part.begun, member.computed_at))
-            member.computed_at = now
-        self._fleet.prefixes.add(name, live.route.hashes)
-
     def _note(self, live: _Live, process: Process, message: Failed | Reserved | Ready | Taken | Refused) -> None:
         """What is learnt about workers from what one says of a request."""
-        fleet, part = self._fleet, live.part_of(process)
-        if part is None:
-            return
+        part, source = live.part_of(process), live.prefill
         match message:
-            case Failed():
-                if part.attempt is not None and message.status >= 500 and message.code != WAITED_TOO_LONG:
-                    fleet.breakers.failed(part.attempt)
-                    part.attempt = None
+            case Failed() if part is not None:
+                self._ledger.failed(part, message)
             case Reserved():
-                fleet.separation.observe_handover(self._clock.now() - live.reserved_at)
-            case Ready():
-                fleet.loads.remaining(part.key, max(0, live.route.prompt_tokens - message.ticket.stop))
-            case Taken() if live.prefill is not None:
-                fleet.separation.observe_transfer(live.prefill.process.name, process.name, message.nbytes, message.seconds)
-                if live.prefill.chain is not None:
-                    fleet.breakers.succeeded(live.prefill.chain)
-                    live.prefill.chain = None
-            case Refused() if live.prefill is not None and message.reason in _LINK_FAILURES:
-                self._blame(live.prefill, process)
-
-    def _blame(self, source: _Part, target: Process) -> None:
-        """Frames of a prefill worker could not be fetched."""
-        fleet = self._fleet
-        culprit = blame(fleet.state(source.process.name), fleet.state(target.name))
-        if culprit is Blame.LINK and source.chain is not None:
-            fleet.breakers.failed(source.chain)
-            source.chain = None
-        elif culprit is Blame.SOURCE and source.attempt is not None:
-            fleet.breakers.failed(source.attempt)
-            source.attempt = None
+                self._ledger.reserved(self._clock.now() - live.reserved_at)
+            case Ready() if part is not None:
+                self._ledger.ready(part, message)
+            case Taken() if source is not None:
+                self._ledger.taken(source, process, message)
+            case Refused() if source is not None:
+                self._ledger.refused(source, process, message)
 
     def _move_away(self, process: Process) -> None:
         """A worker does not move: its requests go elsewhere, where there is an elsewhere. Where there is none they wait with it."""

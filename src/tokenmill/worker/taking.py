@@ -14,7 +14,7 @@ import msgspec
 
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.handover import NONCE_BYTES, FromWorker, Ready, Refusal, Release, Reserve, Start, Ticket, tokens_of
+from tokenmill.core.handover import NONCE_BYTES, FromWorker, Ready, Refusal, Release, Reserve, Start, Ticket
 from tokenmill.core.messages import Failed, Generate
 from tokenmill.worker.handover.effects import Drop, Open, Read, Refuse, ReservationEffect, Run, Send, StopReading
 from tokenmill.worker.handover.reservation import Outcome, Reservations, Target
