@@ -33,7 +33,7 @@ def command(
     chat_template: Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt plus answer.")] = None,
     max_batch_size: Annotated[int, typer.Option(help="Sequences in one step.")] = _DEFAULTS["max_batch_size"],
-    chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
+    chunk_size: Annotated[int | None, typer.Option(help="Prompt tokens in one step; default: 512.")] = _DEFAULTS["chunk_size"],
     threads: options.Threads = _DEFAULTS["threads"],
     cpus: options.Cpus = _DEFAULTS["cpus"],
     kv: options.Kv = options.KV,

@@ -17,7 +17,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -39,6 +38,7 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.types import FinishReason
 from tokenmill.worker import wire
+from tokenmill.worker.title import set_title
 
 
 class Engine(Protocol):
@@ -164,8 +164,6 @@ def main(build: Callable[[EngineConfig], Engine] = build_engine) -> None:
     # The supervisor decides when this process ends (by its socket), so that a signal to the whole group still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("tokenmill-engin")  # the kernel keeps 15 bytes
     sock = socket.socket(fileno=int(sys.argv[1]))
     # A peer that has gone is no fault of this process, and there is nobody left to tell.
     with contextlib.suppress(ConnectionError):
@@ -176,8 +174,10 @@ def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
     first = wire.receive(sock)
     if first is None:
         return 0
+    config = msgspec.msgpack.decode(first, type=EngineConfig)
+    set_title(config)
     try:
-        engine = build(msgspec.msgpack.decode(first, type=EngineConfig))
+        engine = build(config)
     except TokenmillError as error:
         wire.send(sock, Failed.of(error, ""))
         return 1
