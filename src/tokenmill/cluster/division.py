@@ -108,7 +108,9 @@ def _link(config: EngineConfig, count: int) -> KVTransferConfig:
 
 
 def _cpus(config: EngineConfig, roles: list[Role], usable: Collection[int]) -> tuple[list[int], list[str | None]]:
-    """Threads of each worker, and the CPUs that these are kept on, if each can have its own."""
+    """Threads of each worker, and the CPUs that these are kept on, if each has its own.
+
+    Where CPUs are left over nobody is kept anywhere: the system spreads threads, and knows which CPUs are two of one core."""
     listed = parse_cpus(config.cpus, config.threads)
     asked = config.threads or len(listed)
     if 0 < asked < len(roles):
@@ -123,7 +125,7 @@ def _cpus(config: EngineConfig, roles: list[Role], usable: Collection[int]) -> t
     hungry = sorted(range(len(roles)), key=lambda at: _APPETITE.index(roles[at]))[:more_for]
     threads = [max(1, each + (at in hungry)) for at in range(len(roles))]
     free = listed or tuple(sorted(usable))
-    if sum(threads) > len(free):
+    if sum(threads) != len(free):
         return threads, [None] * len(roles)
     ends = [sum(threads[: at + 1]) for at in range(len(roles))]
     return threads, [show_cpus(free[end - count : end]) for end, count in zip(ends, threads, strict=True)]
