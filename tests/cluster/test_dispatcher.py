@@ -12,8 +12,9 @@ import pytest
 import scripted_engine
 from scripted_engine import EOS
 
+from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.health import HealthPolicy
-from tokenmill.cluster.local import Cluster, WorkerPlan
+from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.supervisor import RestartPolicy, State
 from tokenmill.core.errors import EngineDied, KVBudgetTooSmall, Unavailable
 from tokenmill.core.messages import Generate, SequenceOutput
@@ -69,7 +70,7 @@ async def until_idle(cluster: Cluster) -> None:
 
 
 def pids(cluster: Cluster) -> list[int]:
-    return [info.pid for info in cluster.workers]
+    return [info.pid for info in cluster.workers.values()]
 
 
 async def test_a_request_gets_its_tokens_and_exactly_one_last_output() -> None:

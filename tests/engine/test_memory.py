@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.config import EngineConfig, KVCacheConfig
+from tokenmill.core.config import DEFAULT_SHARE, EngineConfig, KVCacheConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.types import FRAME
-from tokenmill.engine.memory import DEFAULT_SHARE, Capacity, available_memory, plan_capacity
+from tokenmill.engine.memory import Capacity, available_memory, plan_capacity
 from tokenmill.kv.footprint import Footprint
 
 GIB = 2**30

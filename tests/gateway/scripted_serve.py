@@ -14,8 +14,9 @@ import msgspec
 import scripted_engine
 from scripted_engine import EOS
 
+from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.health import HealthPolicy
-from tokenmill.cluster.local import Cluster, WorkerPlan
+from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.supervisor import RestartPolicy
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.messages import EngineInfo

@@ -186,6 +186,7 @@ class Setting:
     draft_tokens: int = field(default=12, repr=False)
     drafter: Path | None = field(default=None, repr=False)
     cuts: bool = field(default=False, repr=False)
+    scheduler: str = field(default="mixed", repr=False)
 
     @classmethod
     def draw(cls, rng: random.Random) -> Setting:
@@ -205,6 +206,7 @@ class Setting:
             "chunk_size": self.chunk_size,
             "enable_chunked_prefill": self.chunked,
             "threads": self.threads,
+            "scheduler": self.scheduler,
             "block_manager_config": {"block_size": self.block_size, "enable_prefix_sharing": self.sharing},
         }
         frame_bytes = FRAME * kv_bytes_per_token

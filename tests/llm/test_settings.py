@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
-from tokenmill.core.config import AttentionConfig, CompressionConfig, KVCacheConfig
+from tokenmill.core.config import AttentionConfig, CompressionConfig, KVCacheConfig, KVTransferConfig
 from tokenmill.core.cpus import usable_cpus
-from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, NotBuiltYet, Unavailable
+from tokenmill.core.errors import ConfigError, ModelFileError, ModelNotFound, Unavailable
 
 ARTICLE: list[tuple[dict[str, Any], str]] = [
-    ({"kv_transfer_config": {"role": "prefill", "connector": "nccl"}}, "prefill/decode separation is not built yet"),
-    ({"scheduler": "prefill_optimized"}, "scheduler is not built yet"),
+    (
+        {"kv_transfer_config": {"role": "prefill", "connector": "nccl", "target_nodes": ["a"]}},
+        "kv_transfer_config is for workers, .* start workers with `tokenmill serve --prefill N --decode N` or PDRouter",
+    ),
+    ({"kv_transfer_config": KVTransferConfig(role="decode")}, "the engine of an LLM or AsyncLLM is in the calling process, alone"),
 ]
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -60,6 +63,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"worker_cls": "x"}, "there is one worker class"),
     ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, but must be above 0 and at most 1"),
     ({"threads": "two"}, "threads is 'two'"),
+    ({"scheduler": "decode_first"}, "scheduler is 'decode_first', but must be one of: prefill_optimized, decode_optimized, mixed"),
+    ({"scheduler": "decode_optimized", "enable_chunked_prefill": False}, "which cuts prompts so that steps stay short, but enable_chunked"),
+    ({"max_step_ms": 50}, "max_step_ms is 50, but scheduler mixed does not bound steps: leave it out, or choose scheduler decode_opt"),
+    ({"scheduler": "decode_optimized", "max_step_ms": 0.5}, "max_step_ms is 0.5, but must be between 1 and 100000"),
+    ({"chunk_size": 7}, "chunk_size is 7, but must be between 8 and 16384"),
     ({"cpus": 0}, "cpus is 0"),
     ({"cpus": "all"}, "cpus is 'all', but must list CPUs up to 1023 such as 0-3,8"),
     ({"cpus": "0", "threads": 2}, r"threads is 2, but cpus lists 1 \(0\)"),
@@ -71,10 +79,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "message"), ARTICLE)
-def test_a_setting_whose_capability_does_not_exist_says_so(settings: dict[str, Any], message: str) -> None:
+def test_a_setting_for_workers_says_how_they_are_started(settings: dict[str, Any], message: str) -> None:
     """The model does not exist either, which shows that nothing is fetched or loaded first."""
     for cls in (LLM, AsyncLLM):
-        with pytest.raises(NotBuiltYet, match=message):
+        with pytest.raises(ConfigError, match=message):
             cls("no such model", **settings)
 
 
@@ -85,7 +93,8 @@ def test_a_wrong_setting_is_told(smollm2_path: Path, settings: dict[str, Any], m
 
 
 def test_settings_that_ask_for_what_is_there_anyway_are_accepted(smollm2_path: Path) -> None:
-    settings: dict[str, Any] = {"tensor_parallel_size": 1, "dtype": "auto", "speculative_config": None}
+    settings: dict[str, Any] = {"tensor_parallel_size": 1, "dtype": "auto", "speculative_config": None, "kv_transfer_config": None}
+    settings |= {"scheduler": "prefill_optimized", "chunk_size": None}
     compression = {"compression": {"enabled": False}, "memory_budget_gb": 0.1, "dtype": "auto", "eviction_policy": "lru"}
     blocks = {"version": "v2", "block_size": "dynamic", "enable_prefix_sharing": True, "prefix_sharing_strategy": "radix"}
     with LLM(smollm2_path, max_model_len=64, kv_cache_config=compression, block_manager_config=blocks, **settings) as llm:

@@ -19,7 +19,7 @@ import typer.main
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.cli.main import COMMANDS
 from tokenmill.cli.run import Report, Timings, Usage
-from tokenmill.core.config import BlockManagerConfig, CompressionConfig, EngineConfig, KVCacheConfig
+from tokenmill.core.config import BlockManagerConfig, CompressionConfig, EngineConfig, KVCacheConfig, KVTransferConfig
 from tokenmill.llm import outputs
 from tokenmill.measure import report as measure
 from tokenmill.measure.machine import Machine
@@ -85,6 +85,10 @@ def test_every_field_of_a_benchmarks_json_is_documented(struct: type[msgspec.Str
 @pytest.mark.parametrize("struct", [EngineConfig, BlockManagerConfig, KVCacheConfig, CompressionConfig, SamplingParams])
 def test_every_setting_is_documented(struct: type[msgspec.Struct]) -> None:
     assert {field.name for field in msgspec.structs.fields(struct)} <= named(API)
+
+
+def test_every_setting_of_hand_overs_is_documented() -> None:
+    assert {field.name for field in msgspec.structs.fields(KVTransferConfig)} <= named((DOCS / "pd.md").read_text())
 
 
 @pytest.mark.parametrize("kind", [outputs.RequestOutput, outputs.CompletionOutput, outputs.Usage, outputs.RequestMetrics])

@@ -89,6 +89,45 @@ def test_the_prompt_budget_goes_in_order_and_cuts_anywhere() -> None:
     assert names(decision.admit) == ["b"], "without budget left nobody is admitted"
 
 
+BOUNDED = Limits(max_batch_size=64, chunk_size=64, max_rows=30)
+
+
+def test_where_steps_are_bounded_prompts_get_what_decoding_leaves() -> None:
+    kv = Frames()
+    decoding = [running(kv, name, 20) for name in "abcde"]
+    assert work(plan([sequence("p", 100)], decoding, BOUNDED, kv))[5:] == [("p", 0, 25, False)]
+    decoding[0].draft = (1, 2, 3)
+    decision = plan([sequence("p", 100)], decoding, BOUNDED, kv)
+    assert work(decision)[5:] == [("p", 0, 22, False)], "a draft's rows are rows"
+    assert decision.work[0].draft == (1, 2, 3), "and it gets them: the bound is on prompts"
+
+
+def test_bounded_steps_bound_nothing_where_nobody_decodes() -> None:
+    kv = Frames()
+    assert work(plan([sequence("p", 100)], [], BOUNDED, kv)) == [("p", 0, 64, False)]
+    assert work(plan([], [running(kv, "a", 100, left=100)], BOUNDED, kv)) == [("a", 0, 64, False)]
+
+
+def test_prompts_get_a_frame_and_a_quarter_of_the_streams_however_long_steps_are() -> None:
+    kv = Frames()
+    decoding = [running(kv, chr(200 + number), 20) for number in range(48)]
+    full = Limits(max_batch_size=64, chunk_size=64, max_rows=1)
+    assert work(plan([sequence("p", 100)], decoding[:5], full, kv))[5:] == [("p", 0, 8, False)]
+    for name in range(5, 48):
+        assert decoding[name].id in kv.covers
+    assert work(plan([sequence("p", 100)], decoding, full, kv))[48:] == [("p", 0, 12, False)]
+
+
+def test_all_the_rest_of_a_chunk_is_for_drafts() -> None:
+    kv = Frames()
+    one = running(kv, "a", 20, covers=120)
+    one.draft = tuple(range(63))
+    decision = plan([], [one], Limits(max_batch_size=8, chunk_size=64, max_rows=1), kv)
+    assert len(decision.work[0].draft) == 63
+    decision = plan([sequence("p", 100)], [one], Limits(max_batch_size=8, chunk_size=64, max_rows=1), kv)
+    assert [(len(w.draft), w.n_tokens) for w in decision.work] == [(56, 1), (0, 8)]
+
+
 def test_a_higher_priority_prompt_is_served_before_a_running_prefill() -> None:
     kv = Frames()
     decision = plan([sequence("z", 40, priority=0)], [running(kv, "a", 100, left=50)], LIMITS, kv)

@@ -7,7 +7,7 @@ changes tokens, and each sequence is compared with the same model run alone over
 
 import random
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from abroad import Abroad
@@ -136,6 +136,7 @@ class World:
             enable_prefix_sharing=rng.random() < 0.85,
         )
         limits = Limits(rng.randint(1, 7), rng.randint(8, 48), rng.random() < 0.8)
+        self.bounds = limits.chunked_prefill and rng.random() < 0.5  # steps in which somebody decodes, now to this and now to that
         self.limits = limits
         kv = KVManager(setting.groups, self.n_frames, config, setting.policy)
         self.transit = Transit(kv, limits.chunk)
@@ -268,6 +269,12 @@ class World:
                 assert held <= one.ladder.budget + Footprint.of(kv.groups).transient(max(self.limits.chunk, 1 + DRAFT)), (
                     f"{one.id} exceeds its budget"
                 )
+        streams = [work for work in step if work.n_tokens == 1]
+        if streams and self.bounds:
+            rows = sum(1 + len(work.draft) for work in streams)
+            assert sum(prompt_tokens) <= max(self.limits.max_rows - rows, FRAME, len(streams) // 4) or not any(
+                one.target - one.computed == 1 for one in self.scheduler._running
+            ), "a step is longer than it need be"
         decoding = {one.id for one in self.scheduler._running if one.target - one.computed == 1}
         assert decoding <= set(ids), "a running sequence did not decode"
         assert next(iter(self.scheduler._running)).id in ids, "the first in order made no progress"
@@ -281,6 +288,8 @@ class World:
         if self.accepted and self.rng.random() < 0.02:
             self.abort()
         self.draft()
+        if self.bounds:
+            self.limits = self.scheduler.limits = replace(self.limits, max_rows=self.rng.randint(1, 40))
         step = self.scheduler.schedule(self.time)
         self.scheduler.check_integrity(len(self.transit))
         if step is None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from fake_pools import pool, random_bytes
 
+from tokenmill.core.connectors import parse_connector
 from tokenmill.kernels.frames import Frames, Geometry
 from tokenmill.transfer import names
 from tokenmill.transfer.connector import Options, Side
@@ -49,7 +50,7 @@ def main() -> None:
     if setup.tls is not None:
         options = with_tls(options, setup.tls)
     memory = pool(setup.geometry, random_bytes(setup.geometry, setup.seed))
-    door = names.open_door(names.parse_connector(setup.connector), Side(memory, setup.boot, setup.fingerprint), options)
+    door = names.open_door(parse_connector(setup.connector), Side(memory, setup.boot, setup.fingerprint), options)
     if setup.fault is not None:
         break_down(setup.fault, door)
     answer(door.address)

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.core.config import MAX_DRAFT, SpeculativeConfig
+from tokenmill.core.connectors import CONNECTORS, parse_connector
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_spelling import WIDE, Format, Sparsity, kv_settings
 from tokenmill.core.types import SamplingParams
 
 if TYPE_CHECKING:
+    from tokenmill.cluster.division import Workers
+    from tokenmill.cluster.health import HealthPolicy
+    from tokenmill.cluster.router import RouterPolicy
     from tokenmill.llm import LLM
 
 PROPOSERS = ("ngram", "suffix", "draft", "combined")
+STRATEGIES = ("min_decode_queue", "least_tokens", "prefix_aware", "power_of_two", "round_robin")
 
 Model = Annotated[str, typer.Argument(help="A short name such as smollm2:135m, hf:org/repo[:file.gguf], or a path.")]
 System = Annotated[str | None, typer.Option(help="A system message, which comes before the conversation.")]
@@ -53,6 +58,25 @@ DraftTokens = Annotated[
         min=1, max=MAX_DRAFT, help=f"Tokens that are guessed at a time at most; default: {SpeculativeConfig().num_speculative_tokens}."
     ),
 ]
+Prefill = Annotated[int, typer.Option(min=0, help="Workers that compute prompts, with which decode workers go on.", metavar="N")]
+Decode = Annotated[int, typer.Option(min=0, help="Workers that decode.", metavar="N")]
+Mixed = Annotated[
+    int, typer.Option(min=0, help="Workers that do both; one, unless --prefill or --decode is given.", metavar="N", show_default=False)
+]
+Link = Annotated[
+    str | None,
+    typer.Option("--connector", help=f"How KV gets from worker to worker: {', '.join(CONNECTORS)}; default: shm.", metavar="NAME"),
+]
+SecretFile = Annotated[
+    str | None, typer.Option(help="What workers show each other (--connector tcp or nixl): 16 random bytes at least.", metavar="FILE")
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option("--routing-strategy", help=f"Who gets a request: {', '.join(STRATEGIES)}; default: {STRATEGIES[0]}.", metavar="NAME"),
+]
+HealthCheckInterval = Annotated[
+    float | None, typer.Option(help="Seconds; after twice as many a worker that does not move gets no work. Default: 5.", metavar="SECONDS")
+]
 
 TEMPERATURE = 0.7
 TOP_P = 0.95
@@ -88,6 +112,64 @@ def speculation(method: str | None, draft_model: str | None, draft_tokens: int |
         return {}
     most = {} if draft_tokens is None else {"num_speculative_tokens": draft_tokens}
     return {"speculative_config": {"method": method, "model": draft_model} | most}
+
+
+def workers(prefill: int, decode: int, mixed: int) -> Workers:
+    """How many of which role; without any, one that is mixed. Raises `ConfigError`."""
+    from tokenmill.cluster.division import Workers
+
+    return Workers(prefill=prefill, decode=decode, mixed=mixed or int(not prefill and not decode))
+
+
+def transfer(chosen: Workers, connector: str | None, secret_file: str | None) -> dict[str, Any]:
+    """Settings of an engine. Raises `ConfigError`."""
+    if connector is None and secret_file is None:
+        return {}
+    given = "--secret-file" if connector is None else "--connector"
+    _need_several(chosen, given)
+    if connector is None:
+        raise ConfigError("--secret-file is for --connector tcp or nixl: leave it out, or choose one of them", param="--secret-file")
+    if parse_connector(connector) == "shm" and secret_file is not None:
+        raise ConfigError(
+            "--connector shm does not leave the host and has no use for --secret-file: leave it out, or choose tcp", param="--secret-file"
+        )
+    if connector != "shm" and secret_file is None:
+        raise ConfigError(
+            f"--connector {connector} needs --secret-file, a file with at least 16 random bytes (openssl rand -hex 32): name one, or "
+            "choose shm, which needs none",
+            param="--secret-file",
+        )
+    return {"kv_transfer_config": {"connector": connector, "secret_file": secret_file}}
+
+
+def routing(chosen: Workers, strategy: str | None, health_check_interval: float | None) -> tuple[RouterPolicy, HealthPolicy]:
+    """Raises `ConfigError`."""
+    from tokenmill.cluster.health import HealthPolicy
+    from tokenmill.cluster.router import RouterPolicy
+
+    if strategy is not None:
+        _need_several(chosen, "--routing-strategy")
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"--routing-strategy is {strategy!r}, but must be {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}",
+                param="--routing-strategy",
+            )
+    if health_check_interval is not None:
+        _need_several(chosen, "--health-check-interval")
+        if not 0 < health_check_interval <= 3600:
+            raise ConfigError(
+                f"--health-check-interval is {health_check_interval:g}, but must be above 0 and at most 3600 seconds",
+                param="--health-check-interval",
+            )
+    router = RouterPolicy() if strategy is None else RouterPolicy(routing_strategy=strategy)
+    return router, HealthPolicy() if health_check_interval is None else HealthPolicy(health_check_interval=health_check_interval)
+
+
+def _need_several(chosen: Workers, option: str) -> None:
+    if chosen.total == 1:
+        raise ConfigError(
+            f"{option} is for several workers, and there is one: leave it out, or add workers (--prefill 1 --decode 1)", param=option
+        )
 
 
 def open_model(

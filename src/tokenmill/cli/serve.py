@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,8 @@ import typer
 from tokenmill import __version__
 from tokenmill.cli import options
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.roles import Role
 
 if TYPE_CHECKING:
     from tokenmill.core.messages import EngineInfo
@@ -34,7 +35,7 @@ def command(
     chat_template: Annotated[str | None, typer.Option(help="chatml, or a Jinja file, instead of the model's own.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt plus answer.")] = None,
     max_batch_size: Annotated[int, typer.Option(help="Sequences in one step.")] = _DEFAULTS["max_batch_size"],
-    chunk_size: Annotated[int, typer.Option(help="Prompt tokens in one step.")] = _DEFAULTS["chunk_size"],
+    chunk_size: Annotated[int | None, typer.Option(help="Prompt tokens in one step; default: 512.")] = _DEFAULTS["chunk_size"],
     threads: options.Threads = _DEFAULTS["threads"],
     cpus: options.Cpus = _DEFAULTS["cpus"],
     kv: options.Kv = options.KV,
@@ -43,6 +44,13 @@ def command(
     speculate: options.Speculate = None,
     draft_model: options.DraftModel = None,
     draft_tokens: options.DraftTokens = None,
+    prefill: options.Prefill = 0,
+    decode: options.Decode = 0,
+    mixed: options.Mixed = 0,
+    connector: options.Link = None,
+    secret_file: options.SecretFile = None,
+    routing_strategy: options.Strategy = None,
+    health_check_interval: options.HealthCheckInterval = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
 ) -> None:
@@ -54,10 +62,15 @@ def command(
         raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
     settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
     settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
+    workers = options.workers(prefill, decode, mixed)
+    settings |= options.transfer(workers, connector, secret_file)
+    router, health = options.routing(workers, routing_strategy, health_check_interval)
     from tokenmill.gateway.server import listen, serve
 
     sock = listen(host, port)
-    from tokenmill.cluster.local import Cluster, WorkerPlan
+    from tokenmill.cluster.division import divide
+    from tokenmill.cluster.local import Cluster
+    from tokenmill.engine.memory import available_memory
     from tokenmill.gateway.service import Service
     from tokenmill.weights.catalogue import resolve, with_draft
 
@@ -89,34 +102,53 @@ def command(
 
         return load_tokenizer(path)
 
-    service = Service(Cluster([WorkerPlan("mixed-0", Role.MIXED, config)]), load_vocabulary, names, api_key, chosen)
+    plans = divide(config, workers, usable_cpus(), available_memory())
+    cluster = Cluster(plans, router=router, health=health)
+    service = Service(cluster, load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:
-        print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)
+        url, can_chat = _url(host, sock.getsockname()[1]), service.prompts.can_chat
+        print(ready_text(info, names[0], url, api_key is not None, can_chat, cluster.workers), flush=True)
 
     print(f"tokenmill {__version__}: loading {names[0]} from {path}", flush=True)
     asyncio.run(serve(service, sock, shutdown_timeout, announce))
 
 
-def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: bool) -> str:
-    """What is printed when requests are taken."""
+def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: bool, workers: Mapping[str, EngineInfo]) -> str:
+    """What is printed when requests are taken. info: of any worker. workers: all of them by name."""
     body: dict[str, object]
     if can_chat:
         path, body = "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     else:
         path, body = "/v1/completions", {"model": name, "prompt": "The sky is blue because", "max_tokens": 64}
     key = " -H 'Authorization: Bearer KEY'" if with_key else ""
-    where = f" on CPUs {info.cpus}" if info.cpus else ""
     return "\n".join(
         [
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
-            f"  KV       {info.kv_tokens} tokens ({info.kv_bytes / 1e9:.2f} GB of {info.kv_format})",
-            *_drafts(info),
-            f"  compute  {info.threads} threads{where}, {info.kernels} kernels",
+            *(_alone(info) if len(workers) == 1 else _several(info, workers)),
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]
     )
+
+
+def _alone(info: EngineInfo) -> list[str]:
+    return [f"  KV       {_kv(info)}", *_drafts(info), f"  compute  {_threads(info)}, {info.kernels} kernels"]
+
+
+def _several(info: EngineInfo, workers: Mapping[str, EngineInfo]) -> list[str]:
+    width = max(map(len, workers))
+    each = [f"           {name:{width}}  {_threads(own)}, KV {_kv(own)}" for name, own in workers.items()]
+    return [f"  workers  {len(workers)}, {info.kernels} kernels", *each, *_drafts(info)]
+
+
+def _kv(info: EngineInfo) -> str:
+    return f"{info.kv_tokens} tokens ({info.kv_bytes / 1e9:.2f} GB of {info.kv_format})"
+
+
+def _threads(info: EngineInfo) -> str:
+    where = f" on CPUs {info.cpus}" if info.cpus else ""
+    return f"{info.threads} thread{'s' * (info.threads != 1)}{where}"
 
 
 def _drafts(info: EngineInfo) -> list[str]:

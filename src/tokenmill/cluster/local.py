@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from typing import NamedTuple
 
 from tokenmill.cluster.dispatcher import Dispatcher
+from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
 from tokenmill.cluster.health import HealthPolicy
 from tokenmill.cluster.process import WORKER_COMMAND
@@ -15,23 +15,13 @@ from tokenmill.cluster.router import RouterPolicy
 from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
 from tokenmill.core.clock import MonotonicClock
-from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
-from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
 from tokenmill.worker.client import EngineClient
 
 _SHUT_DOWN = "the server shut down before the answer was complete: send the request again, elsewhere or later"
-
-
-class WorkerPlan(NamedTuple):
-    """A worker to be. name: for as long as the cluster lives, over restarts."""
-
-    name: str
-    role: Role
-    config: EngineConfig
 
 
 class Cluster:
@@ -75,9 +65,9 @@ class Cluster:
         return self.state is State.READY and any(supervisor.advancing for supervisor in self._supervisors)
 
     @property
-    def workers(self) -> list[EngineInfo]:
-        """Those that are there now."""
-        return [member.info for member in self._dispatcher.members]
+    def workers(self) -> dict[str, EngineInfo]:
+        """Those that are there now, by name."""
+        return {member.process.name: member.info for member in self._dispatcher.members}
 
     @property
     def restarts(self) -> int:

@@ -74,7 +74,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._config = config
         self._command = command
-        self._policy = (policy or RestartPolicy()).for_chunks_of(config.chunk_size)
+        self._policy = (policy or RestartPolicy()).for_chunks_of(config.chunk)
         self._clock = clock or MonotonicClock()
         self._worker: WorkerProcess | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -1,8 +1,7 @@
 """Every engine setting, resolved once and frozen.
 
 `EngineConfig.from_settings(**settings)` accepts nested dicts or the typed classes, in the article's spelling. A
-setting that is unknown is an error naming the nearest known one; a setting whose capability does not exist yet is
-`NotBuiltYet`; nothing is ever ignored.
+setting that is unknown is an error naming the nearest known one; nothing is ever ignored.
 """
 
 from __future__ import annotations
@@ -10,17 +9,29 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from tokenmill.core.connectors import parse_connector
 from tokenmill.core.cpus import parse_cpus
-from tokenmill.core.errors import ConfigError, NotBuiltYet
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.roles import Role
 from tokenmill.core.types import FRAME, KVType, Strategy
 
 PAGE_TOKENS = (8, 16, 32, 64)
 MAX_DRAFT = 48
 """Tokens in a draft."""
+
+DEFAULT_SHARE = 0.25
+"""For the KV pool, of the memory that is available once the weights are loaded."""
+
+MAX_STEP_MS = 100.0
+"""About as long between two tokens of a stream goes unnoticed by who reads it."""
+
+SchedulerName: TypeAlias = Literal["prefill_optimized", "decode_optimized", "mixed"]
+
+_CHUNKS: dict[SchedulerName, int] = {"prefill_optimized": 2048, "decode_optimized": 512, "mixed": 512}
 
 
 class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,9 +188,55 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a worker hands KV frames to others (docs/transfer.md)."""
+    """What a worker is among others, and how they read its frames and it reads theirs (docs/pd.md).
 
-    connector: Literal["shm", "tcp", "nixl"] = "shm"
+    role: `both` is another word for `mixed`; None: what it is started as. connector: by which others read this worker's frames; it reads
+    by whichever an address names. worker: its name among them. The rest is of `tcp` and `nixl`. host, port: where it listens (0: any
+    port). advertise: under which name others reach it, if that is another. secret_file: has what all workers share, at least 16 random
+    bytes. tls_cert, tls_key, tls_ca: files by which it shows who it is, and by which it knows others; without them all is in the clear.
+    """
+
+    role: Literal["prefill", "decode", "mixed", "both"] | None = None
+    connector: str = "shm"
+    worker: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None
+    secret_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+
+    @property
+    def chosen_role(self) -> Role | None:
+        return None if self.role is None else Role.MIXED if self.role == "both" else Role(self.role)
+
+    def __post_init__(self) -> None:
+        parse_connector(self.connector)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"kv_transfer_config: port is {self.port}, but must be between 0 (any) and 65535", param="port")
+        if self.connector == "shm":
+            for name in ("host", "port", "advertise", "secret_file", "tls_cert", "tls_key", "tls_ca"):
+                if getattr(self, name) != _default(self, name):
+                    raise ConfigError(
+                        f"kv_transfer_config: {name} is for connectors tcp and nixl, and shm, which does not leave the host, has no use "
+                        "for it: leave it out, or choose tcp",
+                        param=name,
+                    )
+        elif self.secret_file is None:
+            raise ConfigError(
+                f"kv_transfer_config: connector {self.connector} needs secret_file, a file with at least 16 random bytes that all workers "
+                "share: name one, or choose shm, which reaches workers of the same host and needs none",
+                param="secret_file",
+            )
+        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        missing = [name for name, path in files.items() if path is None]
+        if 0 < len(missing) < len(files):
+            raise ConfigError(
+                f"kv_transfer_config: TLS needs tls_cert, tls_key and tls_ca, and there is no {' and no '.join(missing)}: give all three "
+                "or none",
+                param=missing[0],
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,7 +244,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: path of a .gguf file or of a Hugging Face folder (the catalogue resolves names before).
     max_model_len: tokens of prompt plus output; None is the model's own context, as far as the KV pool holds it.
-    max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences.
+    max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences; None: as many as suit the scheduler.
+    scheduler: `prefill_optimized` computes prompts in large chunks, `decode_optimized` keeps steps in which streams decode below
+    `max_step_ms` (docs/pd.md); None: what suits the role of `kv_transfer_config`, and without one `mixed`.
+    kv_transfer_config: None: an engine that has no others beside it.
     threads: 0 takes the CPUs this process may use. cpus: `0-3,8` keeps each thread on a CPU of its own (docs/kernels.md).
     """
 
@@ -196,7 +256,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int | None = None
     max_batch_size: int = 256
     enable_chunked_prefill: bool = True
-    chunk_size: int = 512
+    chunk_size: int | None = None
+    scheduler: SchedulerName | None = None
+    max_step_ms: float | None = None
     threads: int = 0
     cpus: str | None = None
     gpu_memory_utilization: float | None = None
@@ -209,14 +271,48 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
-        """Build a config from keyword settings; raises `ConfigError` or `NotBuiltYet`."""
-        _refuse_known_but_unavailable(settings)
+        """Build a config from keyword settings; raises `ConfigError`."""
+        _drop_what_is_so_anyway(settings)
         return convert(settings, cls, "")
 
     @property
     def name(self) -> str:
         """The name under which the model is served."""
         return self.served_name or Path(self.model).stem
+
+    @property
+    def role(self) -> Role | None:
+        """Among other workers; None: there are none, or it was not said."""
+        return None if self.kv_transfer_config is None else self.kv_transfer_config.chosen_role
+
+    @property
+    def chosen_scheduler(self) -> SchedulerName:
+        if self.scheduler is not None:
+            return self.scheduler
+        match self.role:
+            case Role.PREFILL:
+                return "prefill_optimized"
+            case Role.DECODE:
+                return "decode_optimized"
+            case _:
+                return "mixed"
+
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens in one step."""
+        return self.chunk_size if self.chunk_size is not None else _CHUNKS[self.chosen_scheduler]
+
+    @property
+    def longest_step(self) -> float | None:
+        """Seconds that a step in which streams decode may take for the sake of prompts; None: any."""
+        if self.chosen_scheduler != "decode_optimized":
+            return None
+        return (MAX_STEP_MS if self.max_step_ms is None else self.max_step_ms) / 1000
+
+    @property
+    def memory_share(self) -> float:
+        """For the KV pool, of what is available, if there is no `memory_budget_gb`."""
+        return DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
 
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, wanted: str) -> None:
@@ -225,35 +321,49 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         need(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2")
         need(1 <= self.max_batch_size <= 4096, "max_batch_size", "between 1 and 4096")
-        need(FRAME <= self.chunk_size <= 16384, "chunk_size", f"between {FRAME} and 16384")
+        need(self.chunk_size is None or FRAME <= self.chunk_size <= 16384, "chunk_size", f"between {FRAME} and 16384")
+        need(self.max_step_ms is None or 1 <= self.max_step_ms <= 1e5, "max_step_ms", "between 1 and 100000")
         need(0 <= self.threads <= 256, "threads", "between 1 and 256, or 0 for all CPUs")
         parse_cpus(self.cpus, self.threads)
         share = self.gpu_memory_utilization
         need(share is None or 0 < share <= 1, "gpu_memory_utilization", "above 0 and at most 1")
+        if self.chosen_scheduler == "decode_optimized" and not self.enable_chunked_prefill:
+            raise ConfigError(
+                "scheduler is decode_optimized, which cuts prompts so that steps stay short, but enable_chunked_prefill is False: leave "
+                "that out, or choose scheduler mixed",
+                param="scheduler",
+            )
+        if self.max_step_ms is not None and self.chosen_scheduler != "decode_optimized":
+            raise ConfigError(
+                f"max_step_ms is {self.max_step_ms:g}, but scheduler {self.chosen_scheduler} does not bound steps: leave it out, or choose "
+                "scheduler decode_optimized",
+                param="max_step_ms",
+            )
+        if self.role in (Role.PREFILL, Role.DECODE) and not self.block_manager_config.shares_prefixes:
+            raise ConfigError(
+                f"a {self.role} worker needs prefix sharing, since what another worker has computed is found like a prefix: leave "
+                "enable_prefix_sharing and prefix_sharing_strategy out of block_manager_config, or use mixed workers",
+                param="block_manager_config",
+            )
 
 
-_UNAVAILABLE: dict[str, str] = {
-    "scheduler": "choosing a scheduler is not built yet: leave it out",
-}
+_ROUTED = "which workers go together is decided for each request: leave it out, and "
 
 _REFUSED: dict[str, str] = {
     "worker_cls": "there is one worker class: leave it out",
     "dtype": "weights keep the precision of their file: leave it out, or choose another file",
+    "kv_transfer_config.target_nodes": _ROUTED + "name the decode workers to PDRouter (decode_engines), or have each join it (--join)",
+    "kv_transfer_config.source_nodes": _ROUTED + "name the prefill workers to PDRouter (prefill_engines), or have each join it (--join)",
 }
+"""Settings that others have, by their paths."""
 
 
-def _refuse_known_but_unavailable(settings: dict[str, Any]) -> None:
-    for name, why in _UNAVAILABLE.items():
-        if settings.get(name) is not None:
-            raise NotBuiltYet(f"{name}: {why}", param=name)
-        settings.pop(name, None)
+def _drop_what_is_so_anyway(settings: dict[str, Any]) -> None:
+    """Raises `ConfigError` for more than one device."""
     if settings.get("speculative_config", ...) is None:
         del settings["speculative_config"]
     if settings.get("dtype") == "auto":
         del settings["dtype"]
-    for name, why in _REFUSED.items():
-        if name in settings:
-            raise ConfigError(f"{name}: {why}", param=name)
     parallel = settings.pop("tensor_parallel_size", 1)
     if parallel != 1:
         what = f"tensor_parallel_size is {parallel}: on a CPU threads do this work, use threads={parallel}"
@@ -276,13 +386,16 @@ def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
     values: dict[str, Any] = {}
     for key, value in settings.items():
         path = f"{where}.{key}" if where else str(key)
+        if path in _REFUSED:
+            raise ConfigError(f"{path}: {_REFUSED[path]}", param=path)
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(fields)}"
             raise ConfigError(f"unknown setting {path!r}: {hint}", param=path)
         kind = fields[key].type
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            values[key] = convert(value, kind, path)
+        nested = _struct(kind)
+        if nested is not None and (value is not None or kind is nested):
+            values[key] = convert(value, nested, path)
             continue
         try:
             values[key] = msgspec.convert(value, kind)
@@ -294,6 +407,15 @@ def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where or cls.__name__}: {error}", param=where or None) from None
+
+
+def _struct(kind: Any) -> type[msgspec.Struct] | None:
+    """The config class that a setting of this type is, or may be."""
+    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)
+
+
+def _default(struct: msgspec.Struct, name: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(struct) if field.name == name)
 
 
 def _words(kind: Any) -> list[str]:

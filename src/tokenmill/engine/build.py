@@ -25,6 +25,7 @@ from tokenmill.kernels.tape import Tape
 from tokenmill.kv.footprint import Footprint
 from tokenmill.kv.manager import KVManager
 from tokenmill.sampling.sampler import Sampler
+from tokenmill.scheduler.pace import Pace
 from tokenmill.scheduler.plan import Limits
 from tokenmill.scheduler.scheduler import Scheduler
 
@@ -49,7 +50,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     drafter = load_drafter(config, loaded)
     pool_bytes = frame_bytes + (0 if drafter is None else drafter.frame_bytes)  # a request's budget is of the target's alone
     capacity = plan_capacity(config, model.config.context, pool_bytes, Footprint.of(groups), available_memory())
-    prompt_rows = config.chunk_size if config.enable_chunked_prefill else max(config.chunk_size, capacity.max_model_len)
+    prompt_rows = config.chunk if config.enable_chunked_prefill else max(config.chunk, capacity.max_model_len)
     tape = Tape(
         model.program,
         model.weights,
@@ -62,7 +63,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         shared=config.kv_transfer_config is not None and config.kv_transfer_config.connector == "shm",
     )
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
-    limits = Limits(config.max_batch_size, config.chunk_size, config.enable_chunked_prefill)
+    limits = Limits(config.max_batch_size, config.chunk, config.enable_chunked_prefill)
     sampler = sampler or Sampler(pool)
     speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
     info = EngineInfo(
@@ -76,7 +77,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         kv_format=str(layout.format),
         kv_bytes_saved_per_token=(wide_frame_bytes - frame_bytes) * len(groups) // FRAME,
         max_batch_size=config.max_batch_size,
-        chunk_size=config.chunk_size,
+        chunk_size=config.chunk,
         threads=pool.threads,
         cpus=pool.cpus,
         kernels=pool.variant,
@@ -89,7 +90,8 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"
     transit = Transit(kv, limits.chunk)
-    scheduler = Scheduler(kv, limits, transit.give_way)
+    pace = None if config.longest_step is None else Pace(config.longest_step)
+    scheduler = Scheduler(kv, limits, transit.give_way, pace)
     return Engine(info, scheduler, runner, MonotonicClock(), budget, transit, speculator, check_when_idle=checks)
 
 

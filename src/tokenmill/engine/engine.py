@@ -237,8 +237,10 @@ class Engine:
         for sequence, tokens in result.tokens.items():
             del tokens[self._length(sequence, tokens) :]
         self._scheduler.commit(flight.step, result.tokens, result.weights)
+        took = self._clock.now() - self._started
+        self._scheduler.learn(flight.step, took)
         if self.speculator is not None:
-            self.speculator.learn(flight.step, result.tokens, self._clock.now() - self._started)
+            self.speculator.learn(flight.step, result.tokens, took)
         for work in flight.step:
             if work.sequence.hands_over and work.sequence.running:
                 self._lease(work.sequence)

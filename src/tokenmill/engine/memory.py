@@ -10,9 +10,6 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.types import FRAME
 from tokenmill.kv.footprint import Footprint, frames_for
 
-DEFAULT_SHARE = 0.25
-"""Of the memory that is available once the weights are loaded."""
-
 
 @dataclass(frozen=True)
 class Capacity:
@@ -34,8 +31,7 @@ def plan_capacity(config: EngineConfig, context: int, frame_bytes: int, footprin
     if wanted is not None and wanted > context:
         raise ConfigError(f"max_model_len is {wanted}, but the model's context is {context}: lower it", param="max_model_len")
     budget_gb = config.kv_cache_config.memory_budget_gb
-    share = config.gpu_memory_utilization if config.gpu_memory_utilization is not None else DEFAULT_SHARE
-    budget = int(budget_gb * 2**30) if budget_gb is not None else int(available * share)
+    budget = int(budget_gb * 2**30) if budget_gb is not None else int(available * config.memory_share)
     if budget > available:
         free = f"{available / 2**30:.1f} GB"
         raise ConfigError(f"memory_budget_gb is {budget_gb}, but only {free} are available: lower it", param="memory_budget_gb")
@@ -43,7 +39,7 @@ def plan_capacity(config: EngineConfig, context: int, frame_bytes: int, footprin
 
     def alone(frames: int) -> int:
         """Frames of all groups for a sequence with so many frames of positions."""
-        return footprint.taken(0, frames, config.chunk_size if config.enable_chunked_prefill else length)
+        return footprint.taken(0, frames, config.chunk if config.enable_chunked_prefill else length)
 
     most = config.max_batch_size * alone(frames_for(length) + 1)
     n_frames = min(budget // frame_bytes, most)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate
 from tokenmill.core.types import Priority, SamplingParams
@@ -41,6 +41,12 @@ Conversation = Sequence[Mapping[str, Any]]
 
 def configure(model: str | os.PathLike[str], settings: dict[str, Any]) -> EngineConfig:
     """The engine's configuration for a catalogue name or a path; pulls the model on first use."""
+    if settings.get("kv_transfer_config") is not None:
+        raise ConfigError(
+            "kv_transfer_config is for workers, which hand over to each other, and the engine of an LLM or AsyncLLM is in the calling "
+            "process, alone: leave it out, or start workers with `tokenmill serve --prefill N --decode N` or PDRouter",
+            param="kv_transfer_config",
+        )
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     config = EngineConfig.from_settings(model=name, **settings)  # a wrong setting is told before anything is fetched
     path = resolve(config.model)

@@ -19,7 +19,7 @@ from tokenmill.models.loader import describe
 from tokenmill.models.source import Source
 
 PLAIN = EngineConfig(model="")
-CHUNK: int = PLAIN.chunk_size
+CHUNK: int = PLAIN.chunk
 """Prompt tokens in one step of an engine."""
 
 

@@ -115,14 +115,14 @@ def engine_steps(
     )
     engine = build_engine(config)
     costs, rng, info = Costs.of(path), np.random.default_rng(seed), engine.info
-    model, longest = KVModel.of(path), context + _steps_before(max(wanted), context, config.chunk_size) + DECODE_RUNS + FRAME
-    need = max(wanted) * model.footprint.taken(0, frames_for(longest), config.chunk_size) * model.frame_bytes
+    model, longest = KVModel.of(path), context + _steps_before(max(wanted), context, config.chunk) + DECODE_RUNS + FRAME
+    need = max(wanted) * model.footprint.taken(0, frames_for(longest), config.chunk) * model.frame_bytes
     if need > info.kv_bytes:
         told = f"{need / 2**30:.2f} GB of KV cache, the pool has {info.kv_bytes / 2**30:.2f}"
         raise ConfigError(f"{max(wanted)} sequences of {context} tokens need {told}: lower --batch-sizes or --context")
     try:
         for streams in wanted:
-            limit = _steps_before(streams, context, config.chunk_size) + DECODE_RUNS + 2
+            limit = _steps_before(streams, context, config.chunk) + DECODE_RUNS + 2
             params = SamplingParams(temperature=0, seed=0, ignore_eos=True, max_tokens=limit)
             names = [f"{streams}.{i}" for i in range(streams)]
             for name in names:

@@ -4,6 +4,8 @@ Order of service is (priority, arrival). The rules, and why no sequence waits fo
 
 - Every running sequence that has only its newest token to compute decodes. Prompt tokens share `chunk_size` per
   step, first come first served within the order; a prompt is cut anywhere, and at the points of its KV budget.
+- Where steps are bounded (`max_rows`), prompts beside decoding sequences get the rows that these leave, but always a frame's and a
+  quarter as many as there are such sequences, so that they get on whoever decodes.
 - A sequence is admitted with frames for *all* its tokens and one more, so that no prefill stops halfway for want of
   frames, plus one spare frame per running sequence and KV group, so that what is admitted is not preempted at the next
   frame boundary. Where groups give back frames on the way (windows, budgets) it is the most that it holds at a time that
@@ -41,11 +43,13 @@ UNBOUNDED = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_batch_size: sequences in one step. chunk_size: prompt tokens in one step; without chunked prefill a
-    prompt is never cut, and one longer than that has the prompt tokens of its step to itself."""
+    prompt is never cut, and one longer than that has the prompt tokens of its step to itself. max_rows: of a step in which somebody
+    decodes, as far as prompts can wait (chunked prefill only)."""
 
     max_batch_size: int
     chunk_size: int
     chunked_prefill: bool = True
+    max_rows: int = UNBOUNDED
 
     @property
     def chunk(self) -> int:
@@ -129,6 +133,7 @@ class _Planner:
         self.alone = kv.n_holders == len(self.running)  # no frames are held for others
         self.pending: deque[Sequence] = deque()
         self.budget = limits.chunk_size
+        self.withheld = 0  # from prompts alone
 
     def grow(self) -> None:
         """Find frames for each running sequence's next position, preempting from the end of the order."""
@@ -162,6 +167,7 @@ class _Planner:
 
     def prefill(self, waiting: Iterable[Sequence]) -> None:
         """Share the prompt budget, in order, between running prefills and those that can be admitted."""
+        self._bound()
         leaders: list[Sequence] = []
         followers = 0
         for sequence in () if self.plan.preempt else waiting:
@@ -192,6 +198,7 @@ class _Planner:
 
     def speculate(self) -> None:
         """Add drafts, in order, as far as rows are left and frames are there."""
+        self.budget += self.withheld  # what a draft is worth was weighed when it was made
         for at, work in enumerate(self.plan.work):
             sequence = work.sequence
             if not sequence.draft:
@@ -202,6 +209,14 @@ class _Planner:
                 draft = sequence.draft[:room]
                 self.budget -= len(draft)
                 self.plan.work[at] = work._replace(draft=draft)
+
+    def _bound(self) -> None:
+        """Leave prompts no more rows than a step of bounded length has beside those who decode."""
+        streams = len(self.plan.work)
+        if streams:
+            taken = streams + sum(len(work.sequence.draft) for work in self.plan.work)
+            self.withheld = max(0, self.budget - max(self.limits.max_rows - taken, FRAME, streams // 4))
+            self.budget -= self.withheld
 
     def _share(self, left: int) -> int:
         """How many of `left` prompt tokens the budget grants."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from types import MappingProxyType
 
 from tokenmill.core.errors import KVBudgetTooSmall
 from tokenmill.core.kv_spelling import at_least
 from tokenmill.kv.manager import KVManager
 from tokenmill.kv.prefix_tree import MISS
+from tokenmill.scheduler.pace import Pace
 from tokenmill.scheduler.plan import Limits, Reservation, Work, plan
 from tokenmill.scheduler.queues import SequenceQueue
 from tokenmill.scheduler.sequence import Sequence, Weights
@@ -26,11 +28,13 @@ class Scheduler:
     exceeds their budget.
     """
 
-    def __init__(self, kv: KVManager, limits: Limits, give_way: Callable[[], bool] = lambda: False) -> None:
-        """give_way: frees frames that are held for others than its sequences; says whether there were any."""
+    def __init__(self, kv: KVManager, limits: Limits, give_way: Callable[[], bool] = lambda: False, pace: Pace | None = None) -> None:
+        """give_way: frees frames that are held for others than its sequences; says whether there were any. pace: bounds steps in which
+        sequences decode, if they are to be bounded."""
         self.kv = kv
         self.limits = limits
         self._give_way = give_way
+        self._pace = pace
         self.n_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -125,12 +129,13 @@ class Scheduler:
         and what waits finds no room beside frames that are held for others."""
         if not self.has_work:
             return None
-        decision = plan(self._waiting, self._running, self.limits, self.kv)
+        limits = self.limits if self._pace is None else replace(self.limits, max_rows=self._pace.rows)
+        decision = plan(self._waiting, self._running, limits, self.kv)
         if decision.preempt and self._lent:
             self._take_back()
-            decision = plan(self._waiting, self._running, self.limits, self.kv)
+            decision = plan(self._waiting, self._running, limits, self.kv)
         while (decision.preempt or decision.short) and self._give_way():
-            decision = plan(self._waiting, self._running, self.limits, self.kv)
+            decision = plan(self._waiting, self._running, limits, self.kv)
         for sequence in decision.preempt:
             self._stop(sequence)
             sequence.restart()
@@ -167,6 +172,11 @@ class Scheduler:
                 self._climb(sequence, len(new))
             if covered is not None and sequence.target <= covered:
                 self.kv.truncate(sequence.id, covered)
+
+    def learn(self, step: Step, seconds: float) -> None:
+        """The step took `seconds`."""
+        if self._pace is not None:
+            self._pace.learn(step, seconds)
 
     def check_integrity(self, others: int = 0) -> None:
         """Compare queues, index and KV tables, and check the KV manager; raises AssertionError. others: tables that belong to none of

@@ -1,33 +1,15 @@
-"""Connectors by their names. Importing this loads no native code; opening a door does."""
+"""Connectors by their names (core/connectors.py). Importing this loads no native code; opening a door does."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
-from tokenmill.core.errors import ConfigError
+from tokenmill.core.connectors import CONNECTORS, Connector
 
 if TYPE_CHECKING:
     from tokenmill.transfer.connector import Door, Options, Side
     from tokenmill.transfer.reader import Reader
-
-Connector: TypeAlias = Literal["shm", "tcp", "nixl"]
-CONNECTORS: tuple[Connector, ...] = get_args(Connector)
-
-_HINTS = {
-    "nccl": "it moves memory of GPUs, and KV is in that of the CPU",
-}
-
-
-def parse_connector(name: str) -> Connector:
-    """Raises `ConfigError` for a name that is none."""
-    for known in CONNECTORS:
-        if name == known:
-            return known
-    near = difflib.get_close_matches(name, CONNECTORS, n=1, cutoff=0.5)
-    hint = _HINTS.get(name) or (f"did you mean {near[0]!r}?" if near else "there is no such connector")
-    raise ConfigError(f"connector is {name!r}: {hint}; there are {', '.join(CONNECTORS)}", param="connector")
 
 
 def open_door(connector: Connector, side: Side, options: Options) -> Door:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import KVTransferConfig
+from tokenmill.core.connectors import parse_connector
 from tokenmill.core.handover import FromWorker, Prefill, Ready, Refused, Release, Reserve, Start, Taken
 from tokenmill.core.messages import HandoverStats, SequenceOutput
 from tokenmill.worker.giving import Giving
@@ -123,9 +124,10 @@ def open_exchange(
     config: KVTransferConfig, engine: Engine, boot: str, send: Callable[[FromWorker], None], post: Callable[[ReadEnded], None]
 ) -> Exchange:
     """A worker's exchange by the connector that its settings name. Raises `ConfigError`."""
-    from tokenmill.transfer.connector import Options, Side  # native code, which a worker that hands nothing over need not load
+    from tokenmill.transfer.connector import Side  # native code, which a worker that hands nothing over need not load
     from tokenmill.transfer.names import open_door, open_reader
+    from tokenmill.worker.peers import connector_options
 
-    side, options = Side(engine.memory, boot, engine.info.fingerprint), Options()
-    door = open_door(config.connector, side, options)
+    side, options = Side(engine.memory, boot, engine.info.fingerprint), connector_options(config)
+    door = open_door(parse_connector(config.connector), side, options)
     return Exchange(engine, boot, door, open_reader(side, options), send, post)

@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -31,6 +30,7 @@ from tokenmill.core.types import FinishReason
 from tokenmill.worker import wire
 from tokenmill.worker.exchange import Exchange, open_exchange
 from tokenmill.worker.taking import ReadEnded
+from tokenmill.worker.title import set_title
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine as RealEngine
@@ -195,8 +195,6 @@ def main(build: Callable[[EngineConfig], Engine] = build_engine) -> None:
     # The supervisor decides when this process ends (by its socket), so that a signal to the whole group still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("tokenmill-engin")  # the kernel keeps 15 bytes
     sock = socket.socket(fileno=int(sys.argv[1]))
     # A peer that has gone is no fault of this process, and there is nobody left to tell.
     with contextlib.suppress(ConnectionError):
@@ -208,6 +206,7 @@ def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
     if first is None:
         return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
+    set_title(config)
     inbox, boot, exchange = Inbox(sock), secrets.token_hex(16), None
     try:
         engine = build(config)
