@@ -73,7 +73,7 @@ class Exchange:
             case Start():
                 self._taking.start(message)
             case ReadEnded():
-                if message.outcome != "ok":
+                if message.outcome != "ok" and message.nonce in self._engine.transit:
                     log.warning("frames of a prompt were not taken: %s: %s", message.outcome, message.why)
                 self._taking.read_ended(message)
 
