@@ -82,7 +82,7 @@ def test_chunks_go_on_from_what_the_prefix_tree_had() -> None:
     assert opened(have=8).ready(Ready(first), 0.0) == [Read(NONCE, first)]
 
 
-@pytest.mark.parametrize("outcome", ["refused", "lost", "corrupt"])
+@pytest.mark.parametrize("outcome", ["refused", "lost", "corrupt", "displaced"])
 def test_after_a_read_that_fails_nothing_more_is_read_and_the_rest_computed(outcome: Outcome) -> None:
     reservations = reading()
     reservations.ready(ready(1), 0.0)

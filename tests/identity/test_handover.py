@@ -32,7 +32,7 @@ class Pair:
         generate = Generate(request_id=name, prompt=list(request.prompt), params=request.params, eos_ids=request.eos_ids, cache_salt=salt)
         answer = Answer()
         reserved = self.decode.reserve(name, generate)
-        self.prefill.add(generate, hands_over=True)
+        self.prefill.add(generate, lease_from=0)
         while self.prefill.has_work:
             outputs = self.prefill.step()
             for leased in self.prefill.take_leases():

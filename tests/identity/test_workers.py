@@ -32,7 +32,7 @@ POLICY = RestartPolicy(first_delay=0.01, longest_delay=0.05)
 PATIENCE = 240.0
 SIZES: dict[Role, dict[str, Any]] = {
     Role.PREFILL: {"chunk_size": 80, "block_manager_config": {"block_size": 64}},
-    Role.DECODE: {"chunk_size": 48, "max_batch_size": 6, "block_manager_config": {"block_size": 8}},
+    Role.DECODE: {"chunk_size": 48, "max_batch_size": 16, "block_manager_config": {"block_size": 8}},
     Role.MIXED: {"chunk_size": 256},
 }
 """Workers differ in all that may differ."""
@@ -40,7 +40,7 @@ SIZES: dict[Role, dict[str, Any]] = {
 
 @contextlib.asynccontextmanager
 async def workers(
-    model: Path, roles: Sequence[Role], link: dict[str, Any], memory_gb: float = 0.3, cache: dict[str, Any] | None = None
+    model: Path, roles: Sequence[Role], link: dict[str, Any], memory_gb: float = 0.6, cache: dict[str, Any] | None = None
 ) -> AsyncIterator[Cluster]:
     plans = []
     for number, role in enumerate(roles):

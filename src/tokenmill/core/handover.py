@@ -39,10 +39,13 @@ Refusal: TypeAlias = Literal[
     "refused",
     "lost",
     "corrupt",
+    # or why it was not begun
+    "displaced",
 ]
 """Why a decode worker did not take a chunk: nonce: it has no reservation of that name; request to prefill_boot: it is for another one;
 fingerprint, tenant, tokens: the frames would hold something else; chunk, range, frames: they are not what comes next; expired: it is too
-old; refused, lost, corrupt: the frames could not be read, or were not those that the ticket promised."""
+old; refused, lost, corrupt: the frames could not be read, or were not those that the ticket promised; displaced: the decode worker's own
+frames for them have been given to sequences that run."""
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,10 @@ from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.speculator import Speculator
 
 
+GROWTH = 8
+"""Frames of each KV group that a reservation leaves for each running sequence, so that it need not give way to these soon."""
+
+
 class Leased(NamedTuple):
     """Frames that are kept for who goes on with a request, until `Transit.release(key)`."""
 
@@ -161,10 +165,14 @@ class Engine:
 
     def reserve(self, key: Hashable, request: Generate) -> int | None:
         """Make room for frames that others have computed of a request, which is added when they have come; see `Transit.reserve`.
+        None, too, if there would be no place in the batch for it.
 
         Raises as `add` does."""
         self._check(request)
-        return self.transit.reserve(key, request.prompt + request.output.get(0, []), request.cache_salt, self._scheduler.spare)
+        if self._scheduler.n_running + self.transit.n_reserved >= self.info.max_batch_size:
+            return None
+        tokens = request.prompt + request.output.get(0, [])
+        return self.transit.reserve(key, tokens, request.cache_salt, GROWTH * self._scheduler.spare)
 
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""

@@ -87,6 +87,11 @@ class Transit:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._held
 
+    @property
+    def n_reserved(self) -> int:
+        """Reservations. O(leases and reservations)."""
+        return sum(isinstance(one, _Reservation) for one in self._held.values())
+
     def lease(self, key: Hashable, tokens: Sequence[int], salt: str, start: int, stop: int) -> Place | None:
         """Keep the frames of [start, stop) of a sequence that has computed `stop` tokens and has more. None if they are not to be
         found by others, as those of sparse sequences."""

@@ -91,14 +91,12 @@ class Taking:
         return bool(effects)
 
     def read_ended(self, message: ReadEnded) -> None:
-        outcome = message.outcome
-        if outcome == "ok" and message.nonce in self._engine.transit:
+        outcome = message.outcome if message.nonce in self._engine.transit else "displaced"
+        if outcome == "ok":
             self._engine.transit.land(message.nonce, message.stop)
             self.reads += 1
             self.read_bytes += message.nbytes
             self.read_seconds += message.seconds
-        elif outcome == "ok":  # the frames have been given to others since
-            outcome = "lost"
         self._do(self._reservations.read_ended(message.nonce, outcome, self._clock.now(), message.nbytes, message.seconds))
 
     def make_room(self) -> None:
@@ -154,7 +152,7 @@ class Taking:
         transit = self._engine.transit
         place = transit.place(nonce, ticket.stop) if nonce in transit else None
         if place is None:  # it has given way to sequences that run
-            self._do(self._reservations.read_ended(nonce, "lost", self._clock.now()))
+            self._do(self._reservations.read_ended(nonce, "displaced", self._clock.now()))
             return
         mine = [array("i", (frame for frame in of_group if frame >= 0)) for of_group in place.frames]
         work = (nonce, ticket, mine, transit.gate(nonce))

@@ -27,9 +27,9 @@ from tokenmill.core.messages import Failed
 from tokenmill.core.types import FRAME
 from tokenmill.worker.handover.effects import Drop, End, Open, Read, Refuse, ReservationEffect, Run, Send, StopReading
 
-Outcome: TypeAlias = Literal["ok", "refused", "lost", "corrupt"]
+Outcome: TypeAlias = Literal["ok", "refused", "lost", "corrupt", "displaced"]
 """How a read ended: refused: the other worker did not allow it. lost: it cannot be reached. corrupt: the checksum of what has come is
-not the ticket's."""
+not the ticket's. displaced: there are no frames any more to read into."""
 
 
 class Target(NamedTuple):
