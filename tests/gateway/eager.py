@@ -22,9 +22,9 @@ def work() -> None:
 
 def command() -> None:
     from tokenmill.cli.main import main
-    from tokenmill.cluster import supervisor
+    from tokenmill.cluster import nursery
 
-    supervisor.Supervisor = functools.partial(supervisor.Supervisor, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
+    nursery.Nursery = functools.partial(nursery.Nursery, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
     main()
 
 

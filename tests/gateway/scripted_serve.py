@@ -14,6 +14,7 @@ import msgspec
 import scripted_engine
 from scripted_engine import EOS
 
+from tokenmill.cluster.nursery import Nursery
 from tokenmill.cluster.supervisor import RestartPolicy, Supervisor
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.messages import EngineInfo
@@ -60,13 +61,21 @@ def main() -> None:
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     print(url, flush=True)
-    supervisor = Supervisor(scripted_engine.config(**setup.script), command=scripted_engine.command(), policy=setup.policy)
+    config = scripted_engine.config(**setup.script)
+    nursery = Nursery(config, scripted_engine.command())
+    supervisor = Supervisor(config, nursery.spawn, policy=setup.policy)
     service = Service(supervisor, lambda: byte_tokenizer(setup.chat_template), ["parrot", "polly"], setup.api_key)
 
     def announce(info: EngineInfo) -> None:
         print(f"ready {info.pid}", flush=True)
 
-    asyncio.run(serve(service, sock, setup.shutdown_timeout, announce))
+    async def run() -> None:
+        try:
+            await serve(service, sock, setup.shutdown_timeout, announce)
+        finally:
+            await nursery.close()
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def command(
     from tokenmill.gateway.server import listen, serve
 
     sock = listen(host, port)
+    from tokenmill.cluster.nursery import Nursery
     from tokenmill.cluster.supervisor import Supervisor
     from tokenmill.gateway.service import Service
     from tokenmill.weights.catalogue import resolve, with_draft
@@ -88,13 +89,21 @@ def command(
 
         return load_tokenizer(path)
 
-    service = Service(Supervisor(config), load_vocabulary, names, api_key, chosen)
+    nursery = Nursery(config)
+    service = Service(Supervisor(config, nursery.spawn), load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:
         print(ready_text(info, names[0], _url(host, sock.getsockname()[1]), api_key is not None, service.prompts.can_chat), flush=True)
 
     print(f"tokenmill {__version__}: loading {names[0]} from {path}", flush=True)
-    asyncio.run(serve(service, sock, shutdown_timeout, announce))
+
+    async def run() -> None:
+        try:
+            await serve(service, sock, shutdown_timeout, announce)
+        finally:
+            await nursery.close()
+
+    asyncio.run(run())
 
 
 def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: bool) -> str:
