@@ -221,8 +221,7 @@ def test_a_servers_engine_keeps_its_threads_on_the_cpus_that_it_is_given(smollm2
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
     with OwnServer(str(smollm2_path), 0, ",".join(map(str, cpus))) as own:
-        (engine,) = serving.child_pids(own._process.pid)
-        kept = [os.sched_getaffinity(int(thread)) for thread in os.listdir(f"/proc/{engine}/task")]
+        kept = [os.sched_getaffinity(int(thread)) for thread in os.listdir(f"/proc/{own.engine_pid}/task")]
     assert own.threads == len(cpus)
     assert [allowed for allowed in kept if len(allowed) == 1] == [{cpu} for cpu in cpus[1:]]
 

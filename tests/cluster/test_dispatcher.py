@@ -37,7 +37,7 @@ async def workers(
     """first: what else the first one's script has."""
     scripts = [script | (first or {}), *[script] * (number - 1)]
     plans = [WorkerPlan(f"mixed-{n}", Role.MIXED, scripted_engine.config(**each)) for n, each in enumerate(scripts)]
-    cluster = Cluster(plans, command=scripted_engine.command(), policy=policy, health=health)
+    cluster = Cluster(plans[-1].config, plans, command=scripted_engine.command(), policy=policy, health=health)
     await cluster.start()
     try:
         yield cluster

@@ -9,8 +9,11 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nurseries
 import pytest
 import scripted_engine
+import serving
+from nurseries import gone
 
 from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
 from tokenmill.core.errors import EngineDied, ModelFileError, TokenmillError, Unavailable
@@ -21,18 +24,21 @@ from tokenmill.core.types import SamplingParams
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.02, load_attempts=3)
 
 
-def supervisor(policy: RestartPolicy = QUICK, **script: object) -> Supervisor:
-    return Supervisor(scripted_engine.config(**script), command=scripted_engine.command(), policy=policy)
+@contextlib.asynccontextmanager
+async def supervisor(policy: RestartPolicy = QUICK, **script: object) -> AsyncIterator[Supervisor]:
+    async with nurseries.scripted(**script) as ward:
+        one = Supervisor(ward.config, ward.nursery.spawn, policy=policy)
+        try:
+            yield one
+        finally:
+            await one.stop(0)
 
 
 @contextlib.asynccontextmanager
 async def started(policy: RestartPolicy = QUICK, **script: object) -> AsyncIterator[Supervisor]:
-    one = supervisor(policy, **script)
-    await one.start()
-    try:
+    async with supervisor(policy, **script) as one:
+        await one.start()
         yield one
-    finally:
-        await one.stop(0)
 
 
 async def ask(one: Supervisor, **params: object) -> int:
@@ -64,29 +70,25 @@ async def until_ready(one: Supervisor, restarts: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
 async def test_ready_after_the_load_and_no_process_left_after_stop() -> None:
-    one = supervisor()
-    assert one.state is State.LOADING
-    with pytest.raises(Unavailable, match="loading"):
-        _ = one.client
-    info = await one.start()
-    assert (one.state, one.advancing) == (State.READY, True)
-    assert await ask(one) == 3
-    await one.stop(5)
-    assert gone(info.pid)
-    with pytest.raises(Unavailable, match="shutting down"):
-        _ = one.client
+    async with supervisor() as one:
+        assert one.state is State.LOADING
+        with pytest.raises(Unavailable, match="loading"):
+            _ = one.client
+        info = await one.start()
+        assert (one.state, one.advancing) == (State.READY, True)
+        assert await ask(one) == 3
+        await one.stop(5)
+        assert gone(info.pid)
+        with pytest.raises(Unavailable, match="shutting down"):
+            _ = one.client
 
 
-async def test_the_first_load_that_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
-    one = supervisor(load_error="bad magic", once=str(tmp_path / "spent"))
-    with pytest.raises(ModelFileError, match="bad magic"):
-        await one.start()
-    await one.stop(0)
+@pytest.mark.parametrize("what", ["weights_error", "load_error"])
+async def test_the_first_load_that_fails_is_told_and_not_tried_again(what: str, tmp_path: Path) -> None:
+    async with supervisor(**{what: "bad magic"}, once=str(tmp_path / "spent")) as one:
+        with pytest.raises(ModelFileError, match="bad magic"):
+            await one.start()
 
 
 async def test_a_killed_engine_is_seen_at_once_and_replaced() -> None:
@@ -179,16 +181,31 @@ async def test_work_that_outlasts_the_drain_ends_with_its_process() -> None:
         assert gone(pid)
 
 
-async def test_a_load_that_is_cancelled_leaves_no_process() -> None:
-    one = supervisor(load_seconds=60)
-    loading = asyncio.create_task(one.start())
-    await asyncio.sleep(0.05)
-    loading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loading
-    await one.stop(0)
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert children == []
+@pytest.mark.parametrize(("what", "processes"), [("weights_seconds", 1), ("load_seconds", 2)])
+async def test_a_load_that_is_cancelled_leaves_no_process(what: str, processes: int) -> None:
+    async with supervisor(**{what: 60}) as one:
+        loading = asyncio.create_task(one.start())
+        while len(serving.descendants(os.getpid())) < processes:
+            await asyncio.sleep(0.005)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        await one.stop(0)
+    assert serving.child_pids(os.getpid()) == []
+
+
+async def test_several_share_a_nursery_and_one_load() -> None:
+    async with nurseries.scripted() as ward:
+        several = [Supervisor(ward.config, ward.nursery.spawn, policy=QUICK) for _ in range(3)]
+        infos = await asyncio.gather(*(one.start() for one in several))
+        assert len({info.pid for info in infos}) == 3
+        assert len({nurseries.parent_of(info.pid) for info in infos}) == 1
+        os.kill(infos[1].pid, signal.SIGKILL)
+        await until_ready(several[1], restarts=1)
+        assert [len(await ask(one)) for one in several] == [3, 3, 3]
+        assert [one.restarts for one in several] == [0, 1, 0]
+        for one in several:
+            await one.stop(0)
 
 
 def test_delays_double_up_to_the_longest() -> None:

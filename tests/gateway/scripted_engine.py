@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,13 @@ VOCABULARY = 257
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What goes wrong, and when. Steps are counted from 1; `once` is a file whose existence turns the fault off,
-    and which the fault creates, so that the next process behaves."""
+    """What goes wrong, and when: `weights_…` in the process that forks engines, `load_…` in an engine's own. Steps are counted
+    from 1; `once` is a file whose existence turns the fault off, and which the fault creates, so that the next process behaves."""
 
     once: str | None = None
+    weights_error: str | None = None
+    weights_exit: int | None = None
+    weights_seconds: float = 0.0
     load_error: str | None = None
     load_exit: int | None = None
     load_seconds: float = 0.0
@@ -48,6 +52,24 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def spend(self) -> None:
         if self.once is not None:
             Path(self.once).touch()
+
+    def fail(self, seconds: float, error: str | None, status: int | None) -> None:
+        """What a load does."""
+        time.sleep(seconds)
+        if (error is None and status is None) or self.spent():
+            return
+        self.spend()
+        if status is not None:
+            os._exit(status)
+        assert error is not None
+        raise errors.ModelFileError(error)
+
+
+def load(config: EngineConfig) -> Callable[[EngineConfig], ScriptedEngine]:
+    """Engines of a script have nothing in common."""
+    script = msgspec.json.decode(config.model, type=Script)
+    script.fail(script.weights_seconds, script.weights_error, script.weights_exit)
+    return ScriptedEngine
 
 
 class Running:
@@ -72,14 +94,7 @@ class Running:
 class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._script = script = msgspec.json.decode(config.model, type=Script)
-        time.sleep(script.load_seconds)
-        if not script.spent():
-            if script.load_error is not None:
-                script.spend()
-                raise errors.ModelFileError(script.load_error)
-            if script.load_exit is not None:
-                script.spend()
-                os._exit(script.load_exit)
+        script.fail(script.load_seconds, script.load_error, script.load_exit)
         self._config = config
         self._sequences: list[Running] = []
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
@@ -88,7 +103,7 @@ class ScriptedEngine:
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
             kv_bytes=80_000, kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
             proposer="script" if script.draft else None,
-            max_batch_size=config.max_batch_size, chunk_size=config.chunk_size, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
+            max_batch_size=config.max_batch_size, chunk_size=config.chunk, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
             load_seconds=0.0,
         )  # fmt: skip
 
@@ -193,7 +208,7 @@ def likely(token: int, count: int) -> TokenLogprobs:
 
 
 def command() -> list[str]:
-    """The command that a supervisor starts in place of the real worker."""
+    """The command that a nursery starts in place of the real one."""
     return [sys.executable, "-P", __file__]
 
 
@@ -203,4 +218,4 @@ def config(**script: object) -> EngineConfig:
 
 
 if __name__ == "__main__":
-    main(ScriptedEngine)
+    main(load)

@@ -66,8 +66,9 @@ def main() -> None:
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     print(url, flush=True)
-    plans = [WorkerPlan(f"mixed-{number}", Role.MIXED, scripted_engine.config(**setup.script)) for number in range(setup.workers)]
-    cluster = Cluster(plans, command=scripted_engine.command(), policy=setup.policy, health=setup.health)
+    config = scripted_engine.config(**setup.script)
+    plans = [WorkerPlan(f"mixed-{number}", Role.MIXED, config) for number in range(setup.workers)]
+    cluster = Cluster(config, plans, command=scripted_engine.command(), policy=setup.policy, health=setup.health)
     service = Service(cluster, lambda: byte_tokenizer(setup.chat_template), ["parrot", "polly"], setup.api_key)
 
     def announce(info: EngineInfo) -> None:

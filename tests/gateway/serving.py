@@ -56,7 +56,12 @@ class Served:
         return openai.OpenAI(base_url=self.url + "/v1", max_retries=0, timeout=60, **({"api_key": "none"} | settings))
 
     def engine_pid(self) -> int:
-        """The engine process, which is the server's only child."""
+        """The engine process, which is forked by the server's only child."""
+        (pid,) = child_pids(self.nursery_pid())
+        return pid
+
+    def nursery_pid(self) -> int:
+        """The process that holds the model."""
         (pid,) = child_pids(self.process.pid)
         return pid
 
@@ -76,6 +81,11 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
         assert time.monotonic() - start < seconds, "it never came true"
         time.sleep(0.002)
     return time.monotonic() - start
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on."""
+    return [found for child in child_pids(pid) for found in (child, *descendants(child))]
 
 
 def child_pids(pid: int) -> list[int]:

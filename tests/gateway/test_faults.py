@@ -206,20 +206,47 @@ def test_a_second_signal_ends_everything_at_once() -> None:
         until(lambda: gone(engine))
 
 
-def test_a_signal_while_the_model_loads_ends_the_server() -> None:
-    with serving.scripted(ready=False, script={"load_seconds": 60.0}) as served:
+@pytest.mark.parametrize(("what", "processes"), [("weights_seconds", 1), ("load_seconds", 2)])
+def test_a_signal_while_the_model_loads_ends_the_server(what: str, processes: int) -> None:
+    with serving.scripted(ready=False, script={what: 60.0}) as served:
         until(lambda: status(served) == (503, "loading"))
-        engine = served.engine_pid()
+        until(lambda: len(serving.descendants(served.process.pid)) == processes)
+        loading = serving.descendants(served.process.pid)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(10) == 0
-        assert gone(engine)
+        assert all(gone(pid) for pid in loading)
 
 
-def test_a_server_that_is_killed_leaves_no_engine() -> None:
+def test_a_second_signal_while_the_model_loads_leaves_no_process() -> None:
+    """The server does not wait for what it started; that sees the end of its socket, although it is busy."""
+    with serving.scripted(ready=False, script={"weights_seconds": 600.0}) as served:
+        until(lambda: len(serving.descendants(served.process.pid)) == 1)
+        (loading,) = serving.descendants(served.process.pid)
+        served.process.send_signal(signal.SIGINT)
+        served.process.send_signal(signal.SIGTERM)
+        served.process.wait(10)
+        until(lambda: gone(loading))
+
+
+def test_a_server_that_is_killed_leaves_no_process() -> None:
     with serving.scripted() as served:
-        engine = served.engine_pid()
+        below = serving.descendants(served.process.pid)
+        assert len(below) == 2
         served.process.kill()
-        until(lambda: gone(engine))
+        until(lambda: all(gone(pid) for pid in below))
+
+
+def test_when_the_process_with_the_model_is_killed_answers_go_on_and_a_killed_engine_still_comes_back() -> None:
+    with serving.scripted(script={"step_seconds": 0.005}) as served:
+        engine = served.engine_pid()
+        with streaming(served, max_tokens=50) as lines:
+            os.kill(served.nursery_pid(), signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert '"finish_reason":"length"' in rest[-2]
+        assert serving.descendants(served.process.pid) == []
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: gone(engine) and len(serving.descendants(served.process.pid)) == 2)
+        until(lambda: status(served) == (200, "ok"))
 
 
 def test_a_client_that_never_reads_does_not_hold_up_a_shutdown() -> None:

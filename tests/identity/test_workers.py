@@ -54,7 +54,7 @@ async def workers(
             **settings,
         )
         plans.append(WorkerPlan(f"w{number}", role, config))
-    cluster = Cluster(plans, policy=POLICY, separation=ALWAYS)
+    cluster = Cluster(plans[-1].config, plans, policy=POLICY, separation=ALWAYS)
     try:
         await cluster.start()
         yield cluster

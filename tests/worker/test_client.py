@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nurseries
 import pytest
 import scripted_engine
 from scripted_engine import EOS
@@ -25,13 +26,9 @@ from tokenmill.core.types import FinishReason, SamplingParams
 
 @contextlib.asynccontextmanager
 async def worker(**script: object) -> AsyncIterator[WorkerProcess]:
-    process = await WorkerProcess.start(scripted_engine.command())
-    try:
-        await process.load(scripted_engine.config(**script))
+    async with nurseries.scripted(**script) as ward:
+        process, _ = await ward.loaded()
         yield process
-    finally:
-        process.kill()
-        await process.wait()
 
 
 def request(request_id: str = "a", prompt: bytes = b"abc", **params: object) -> Generate:
@@ -88,17 +85,6 @@ async def test_a_request_gets_its_tokens_and_exactly_one_last_output() -> None:
         assert (await until_idle(process)).generation_tokens == 4
 
 
-async def test_a_process_that_is_gone_before_it_is_looked_at_is_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(pid: int) -> int:
-        raise ProcessLookupError
-
-    monkeypatch.setattr(os, "pidfd_open", gone)
-    process = await WorkerProcess.start([sys.executable, "-c", "raise SystemExit(3)"])
-    process.kill()
-    with pytest.raises(EngineDied, match="ended with status 3"):
-        await process.load(scripted_engine.config())
-
-
 async def test_a_refused_request_is_answered_with_the_engines_error() -> None:
     async with worker(refuse="needs 9 frames of 8") as process:
         with pytest.raises(KVBudgetTooSmall, match="needs 9 frames of 8") as caught:
@@ -146,42 +132,44 @@ async def test_a_drained_process_finishes_its_work_and_ends_with_status_0() -> N
         assert await process.wait() == 0
 
 
-async def test_signals_meant_for_the_whole_group_do_not_end_the_process() -> None:
-    process = await WorkerProcess.start(scripted_engine.command())
-    try:
-        info = await process.load(scripted_engine.config())
-        os.kill(info.pid, signal.SIGTERM)
-        os.kill(info.pid, signal.SIGINT)
+async def test_signals_meant_for_the_whole_group_do_not_end_the_processes() -> None:
+    async with nurseries.scripted() as ward:
+        process, info = await ward.loaded()
+        for pid in (info.pid, nurseries.parent_of(info.pid)):
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
         assert len(await collect(process, request())) == 4
-    finally:
-        process.kill()
-        await process.wait()
+        again, _ = await ward.loaded()
+        assert len(await collect(again, request())) == 4
 
 
 async def test_a_load_error_arrives_as_itself_and_the_process_ends() -> None:
-    process = await WorkerProcess.start(scripted_engine.command())
-    with pytest.raises(ModelFileError, match="truncated at byte 7"):
-        await process.load(scripted_engine.config(load_error="truncated at byte 7"))
-    assert await process.wait() == 1
+    async with nurseries.scripted(load_error="truncated at byte 7") as ward:
+        process = await ward.spawn()
+        with pytest.raises(ModelFileError, match="truncated at byte 7"):
+            await process.load(ward.config)
+        assert await process.wait() == 1
 
 
 async def test_a_process_that_ends_while_loading_is_told_with_its_status() -> None:
-    process = await WorkerProcess.start(scripted_engine.command())
-    with pytest.raises(EngineDied, match="ended with status 3 while it was loading"):
-        await process.load(scripted_engine.config(load_exit=3))
+    async with nurseries.scripted(load_exit=3) as ward:
+        process = await ward.spawn()
+        with pytest.raises(EngineDied, match="ended with status 3 while it was loading"):
+            await process.load(ward.config)
 
 
 ORPHAN = """
 import asyncio, sys
 sys.path.insert(0, {here!r})
 import scripted_engine
-from tokenmill.cluster.process import WorkerProcess
+from tokenmill.cluster.nursery import Nursery
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
 
 async def main():
-    process = await WorkerProcess.start(scripted_engine.command())
-    info = await process.load(scripted_engine.config(hang_at={hang_at}))
+    config = scripted_engine.config(hang_at={hang_at})
+    process = await Nursery(config, scripted_engine.command()).spawn()
+    info = await process.load(config)
     print(info.pid, flush=True)
     process.client.send(Generate(request_id="a", prompt=[1], params=SamplingParams(ignore_eos=True)))
     await asyncio.Event().wait()

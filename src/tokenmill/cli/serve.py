@@ -103,7 +103,7 @@ def command(
         return load_tokenizer(path)
 
     plans = divide(config, workers, usable_cpus(), available_memory())
-    cluster = Cluster(plans, router=router, health=health)
+    cluster = Cluster(config, plans, router=router, health=health)
     service = Service(cluster, load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:

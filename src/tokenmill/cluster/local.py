@@ -10,11 +10,12 @@ from tokenmill.cluster.dispatcher import Dispatcher
 from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
 from tokenmill.cluster.health import HealthPolicy
-from tokenmill.cluster.process import WORKER_COMMAND
+from tokenmill.cluster.nursery import WORKER_COMMAND, Nursery
 from tokenmill.cluster.router import RouterPolicy
 from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
 from tokenmill.core.clock import MonotonicClock
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
 from tokenmill.core.types import FinishReason
@@ -29,6 +30,7 @@ class Cluster:
 
     def __init__(
         self,
+        config: EngineConfig,
         plans: Sequence[WorkerPlan],
         *,
         command: Sequence[str] = WORKER_COMMAND,
@@ -37,20 +39,22 @@ class Cluster:
         health: HealthPolicy | None = None,
         separation: SeparationPolicy | None = None,
     ) -> None:
+        """config: of what is loaded for all of them, by as many threads as all have together. command: starts the nursery."""
         assert plans, "no worker"
-        self.model = plans[0].config.name
+        self.model = config.name
+        self._nursery = Nursery(config, command)
         clock = MonotonicClock()
         self._dispatcher = Dispatcher(Fleet(clock, router=router, health=health, separation=separation), clock, self._expects)
-        self._supervisors = [self._supervisor(plan, command, policy) for plan in plans]
+        self._supervisors = [self._supervisor(plan, policy) for plan in plans]
         self._watch: asyncio.Task[None] | None = None
         self._state = State.LOADING
         self._last: dict[str, EngineStats] = {}
 
-    def _supervisor(self, plan: WorkerPlan, command: Sequence[str], policy: RestartPolicy | None) -> Supervisor:
+    def _supervisor(self, plan: WorkerPlan, policy: RestartPolicy | None) -> Supervisor:
         def on_ready(info: EngineInfo, client: EngineClient) -> None:
             self._dispatcher.join(plan.name, plan.role, info, client)
 
-        return Supervisor(plan.config, name=plan.name, on_ready=on_ready, command=command, policy=policy)
+        return Supervisor(plan.config, self._nursery.spawn, name=plan.name, on_ready=on_ready, policy=policy)
 
     @property
     def state(self) -> State:
@@ -137,6 +141,7 @@ class Cluster:
         """Give the workers `timeout` seconds to finish what they have, then kill them. No process is left when this returns."""
         self.begin_drain()
         await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors))
+        await self._nursery.close()
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
         if self._watch is not None:
             self._watch.cancel()

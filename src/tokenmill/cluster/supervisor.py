@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from tokenmill.cluster.process import WORKER_COMMAND, WorkerProcess, describe_exit
+from tokenmill.cluster.process import WorkerProcess, describe_exit
 from tokenmill.core.clock import Clock, MonotonicClock
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
@@ -32,11 +32,12 @@ class State(enum.StrEnum):
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When to start again, and when to give up. Times in seconds."""
 
-    first_delay: float = 0.25
+    first_delay: float = 0.02
+    """Short, as a new process takes little longer to be ready."""
     longest_delay: float = 30.0
     healthy_after: float = 10.0
     """A process that lived this long makes the next delay `first_delay` again."""
-    load_attempts: int = 5
+    load_attempts: int = 8
     """Failed loads in a row after which a restart is given up. The first load of all has a single attempt."""
     ask_every: float = 5.0
     """How often the engine is asked for its counters, which is how a hang is seen."""
@@ -62,18 +63,19 @@ class Supervisor:
     def __init__(
         self,
         config: EngineConfig,
+        start: Callable[[], Awaitable[WorkerProcess]],
         *,
         name: str = "engine",
         on_ready: Callable[[EngineInfo, EngineClient], None] | None = None,
-        command: Sequence[str] = WORKER_COMMAND,
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """name: in the log. on_ready: told of each process that has loaded its engine."""
+        """start: gives a process that is still to load its engine, such as `Nursery.spawn`. name: in the log. on_ready: told of each
+        process that has loaded its engine."""
         self.name = name
         self._on_ready = on_ready
         self._config = config
-        self._command = command
+        self._start = start
         self._policy = (policy or RestartPolicy()).for_chunks_of(config.chunk)
         self._clock = clock or MonotonicClock()
         self._worker: WorkerProcess | None = None
@@ -164,7 +166,7 @@ class Supervisor:
             self._reason = reason
 
     async def _load(self) -> WorkerProcess:
-        worker = self._worker = await WorkerProcess.start(self._command)
+        worker = self._worker = await self._start()
         try:
             self._info = await worker.load(self._config)
         except BaseException:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from pathlib import Path
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import FRAME
-from tokenmill.engine.cache import RequestBudget, design_cache, needs_calibration
-from tokenmill.engine.calibrate import find_calibration
+from tokenmill.engine.cache import RequestBudget, design_cache
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.engine.memory import available_memory, plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
-from tokenmill.engine.speculation import build_speculator, load_drafter
+from tokenmill.engine.shared import Shared, share
+from tokenmill.engine.speculation import build_speculator
 from tokenmill.engine.transit import Transit
 from tokenmill.kernels.layout import KVFormat
+from tokenmill.kernels.native import Pool
 from tokenmill.kernels.ops import NUMERICS_VERSION
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.footprint import Footprint
@@ -41,13 +41,22 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     """
     started = time.monotonic()
     loaded = loaded or load_model(config)
-    pool, model, digest = loaded
-    calibration = find_calibration(Path(config.model), loaded) if needs_calibration(config) else None
-    groups, layout, policy, identity = design_cache(config, model.config, calibration)
+    return assemble(config, share(config, loaded, started), loaded.pool, sampler)
+
+
+def assemble(config: EngineConfig, shared: Shared, pool: Pool, sampler: Sampler | None = None) -> Engine:
+    """An engine of what is in memory already, and the memory that it has to itself; arguments and errors as of `build_engine`.
+
+    Of several engines that share a pool one can be in a step at a time; with pools of their own they know nothing of each other.
+    """
+    assert shared.serves(config), "an engine shares what was loaded for one like it"
+    started = time.monotonic()
+    model = shared.model
+    groups, layout, policy, identity = design_cache(config, model.config, shared.calibration)
     head_dim = model.program.shape.head_dim
     frame_bytes, wide_frame_bytes = layout.frame_bytes(head_dim), layout.slots * KVFormat().frame_bytes(head_dim)
     budget = RequestBudget.of(config, frame_bytes, len(groups))
-    drafter = load_drafter(config, loaded)
+    drafter = None if config.speculative_config.model is None else shared.drafter
     pool_bytes = frame_bytes + (0 if drafter is None else drafter.frame_bytes)  # a request's budget is of the target's alone
     capacity = plan_capacity(config, model.config.context, pool_bytes, Footprint.of(groups), available_memory())
     prompt_rows = config.chunk if config.enable_chunked_prefill else max(config.chunk, capacity.max_model_len)
@@ -65,7 +74,7 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
     kv = KVManager(groups, capacity.n_frames, config.block_manager_config, policy)
     limits = Limits(config.max_batch_size, config.chunk, config.enable_chunked_prefill)
     sampler = sampler or Sampler(pool)
-    speculator = build_speculator(config, drafter, kv, sampler, MAX_OUTPUTS)
+    speculator = build_speculator(config, drafter, pool, kv, sampler, MAX_OUTPUTS)
     info = EngineInfo(
         model=config.name,
         architecture=model.config.architecture,
@@ -83,9 +92,9 @@ def build_engine(config: EngineConfig, loaded: Loaded | None = None, sampler: Sa
         kernels=pool.variant,
         proposer=None if speculator is None else speculator.name,
         draft_model=config.speculative_config.model_name,
-        fingerprint=fingerprint(digest.result(), pool.variant, identity),
+        fingerprint=fingerprint(shared.digest.result(), pool.variant, identity),
         pid=os.getpid(),
-        load_seconds=time.monotonic() - started,
+        load_seconds=shared.seconds + time.monotonic() - started,
     )
     runner = Runner(tape, kv, sampler, model.config.vocab)
     checks = os.environ.get(CHECK_VARIABLE) == "1"

@@ -25,7 +25,6 @@ from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.speculator import Speculator
 
-
 GROWTH = 8
 """Frames of each KV group that a reservation leaves for each running sequence, so that it need not give way to these soon."""
 

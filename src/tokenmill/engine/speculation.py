@@ -11,9 +11,11 @@ from tokenmill.engine.cache import draft_layout
 from tokenmill.engine.calibrate import find_calibration
 from tokenmill.engine.loading import Loaded, load_beside
 from tokenmill.kernels.layout import KVLayout
+from tokenmill.kernels.native import Pool
 from tokenmill.kernels.tape import Tape
 from tokenmill.kv.groups import Whole
 from tokenmill.kv.manager import KVManager
+from tokenmill.models.loader import Model
 from tokenmill.sampling.sampler import Sampler
 from tokenmill.speculate.combined import Combined
 from tokenmill.speculate.draft_model import DraftModel
@@ -34,7 +36,7 @@ class Drafter(NamedTuple):
     """A draft model in memory. frame_bytes: of its keys and values, beside a frame of the target's. share: of the target's weights that
     its own are, by bytes."""
 
-    loaded: Loaded
+    model: Model
     layout: KVLayout
     frame_bytes: int
     share: float
@@ -55,31 +57,33 @@ def load_drafter(config: EngineConfig, target: Loaded) -> Drafter | None:
     layout = draft_layout(config, loaded.model.program, lambda: find_calibration(path, loaded))
     model = loaded.model.narrow(target.pool)  # a draft costs bytes, and no answer depends on it
     share = model.weight_bytes / target.model.weight_bytes
-    return Drafter(loaded._replace(model=model), layout, layout.frame_bytes(model.program.shape.head_dim), share)
+    return Drafter(model, layout, layout.frame_bytes(model.program.shape.head_dim), share)
 
 
-def build_speculator(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Speculator | None:
+def build_speculator(
+    config: EngineConfig, drafter: Drafter | None, pool: Pool, kv: KVManager, sampler: Sampler, outputs: int
+) -> Speculator | None:
     """None if nobody is to draft. outputs: rows of logits at a time."""
     chosen = config.speculative_config
     if chosen.chosen == "none":
         return None
-    proposer = _proposer(config, drafter, kv, sampler, outputs)
+    proposer = _proposer(config, drafter, pool, kv, sampler, outputs)
     return Speculator(proposer, chosen.num_speculative_tokens, chosen.acceptance_threshold, chosen.verify == "rejection")
 
 
-def _proposer(config: EngineConfig, drafter: Drafter | None, kv: KVManager, sampler: Sampler, outputs: int) -> Proposer:
+def _proposer(config: EngineConfig, drafter: Drafter | None, pool: Pool, kv: KVManager, sampler: Sampler, outputs: int) -> Proposer:
     chosen = config.speculative_config
     if chosen.chosen == "ngram":
         return NGramProposer()
     if drafter is None:
         return SuffixProposer(EARLIER_TOKENS)
-    model = drafter.loaded.model
+    model = drafter.model
     most = min(outputs, config.max_batch_size)
     tape = Tape(
         model.program,
         model.weights,
         model.vectors,
-        drafter.loaded.pool,
+        pool,
         max_rows=DRAFT_ROWS + most,
         max_outputs=most,
         n_frames=kv.n_frames,

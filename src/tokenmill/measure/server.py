@@ -60,17 +60,17 @@ class OwnServer:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process, which is the server's only child. Linux."""
-        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-        (pid,) = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        return pid
+        """The engine process: the only child of the server's only child, which holds the model. Linux."""
+        (nursery,) = _children(self._process.pid)
+        (engine,) = _children(nursery)
+        return engine
 
     def _wait_ready(self) -> None:
         assert self._process.stdout is not None, "a pipe was asked for"
         for line in self._process.stdout:
             if match := re.match(r"ready after .*?: (\S+) ", line):
                 self.url = match[1]
-            if match := re.match(r"  compute +(\d+) threads(?: on CPUs \S+)?, (\S+) kernels", line):
+            if match := re.match(r"  compute +(\d+) threads?(?: on CPUs \S+)?, (\S+) kernels", line):
                 self.threads, self.kernels = int(match[1]), match[2]
                 return
         self._process.wait()
@@ -88,3 +88,7 @@ class OwnServer:
         assert self._process.stdout is not None, "a pipe was asked for"
         self._process.stdout.close()
         self._log.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]

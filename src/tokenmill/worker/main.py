@@ -1,8 +1,11 @@
-"""The engine process: `python -m tokenmill.worker.main FD`.
+"""Engine processes: `python -m tokenmill.worker.main FD`.
 
-FD is one end of a unix socket pair. The first message in is the `EngineConfig`; the first one out is `EngineInfo`, or
-`Failed` when the model cannot be loaded. After that the process steps its engine while there is work and sleeps on the
-socket while there is none. It lives exactly as long as the other end of its socket: nobody else could use its work.
+FD is one end of a control socket (`worker/control.py`). The process loads a model and then forks a worker from itself whenever asked
+(`worker/nursery.py`).
+
+A worker has an end of a stream of its own. The first message in is the `EngineConfig`; the first one out is `EngineInfo`, or
+`Failed` when the engine cannot be built. After that the process steps its engine while there is work and sleeps on the
+socket while there is none. Each of these processes lives exactly as long as the other end of its socket: nobody else could use its work.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from tokenmill.core.errors import TokenmillError
 from tokenmill.core.handover import FromWorker, Release, ToWorker
 from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason
-from tokenmill.worker import wire
+from tokenmill.worker import control, wire
+from tokenmill.worker.control import Loaded
 from tokenmill.worker.exchange import Exchange, open_exchange
+from tokenmill.worker.nursery import Nursery, ended_with
 from tokenmill.worker.taking import ReadEnded
 from tokenmill.worker.title import set_title
 
@@ -183,46 +188,84 @@ class Worker:
         wire.send(self._sock, message)
 
 
-def build_engine(config: EngineConfig) -> Engine:
+Build = Callable[[EngineConfig], Engine]
+Load = Callable[[EngineConfig], Build]
+"""Loads once, in the nursery, what all workers share; what it returns builds the engine of one worker."""
+
+
+def load_engine(config: EngineConfig) -> Build:
     """The real engine; imported here so that a worker of another engine never loads native code."""
-    from tokenmill.engine.build import build_engine
+    from tokenmill.engine.build import assemble
+    from tokenmill.engine.shared import load_shared
+    from tokenmill.kernels.native import Pool
 
-    return build_engine(config)
+    shared = load_shared(config)
+    return lambda each: assemble(each, shared, Pool(each.threads, cpus=each.cpus))
 
 
-def main(build: Callable[[EngineConfig], Engine] = build_engine) -> None:
-    """Run a worker over the descriptor named by the first argument."""
-    # The supervisor decides when this process ends (by its socket), so that a signal to the whole group still drains.
+def main(load: Load = load_engine) -> None:
+    """Run a nursery over the descriptor named by the first argument, and a worker in each process that it forks."""
+    # The supervisor decides when a process ends (by its socket), so that a signal to the whole group still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    # Inherited as ignored, it would keep from this process how its workers end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # NumPy's own threads have nothing to compute here, and none may be there at a fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sock = socket.socket(fileno=_keep_one_descriptor(int(sys.argv[1])))
     # A peer that has gone is no fault of this process, and there is nobody left to tell.
     with contextlib.suppress(ConnectionError):
-        sys.exit(_serve(sock, build))
+        sys.exit(_run(sock, load))
 
 
-def _serve(sock: socket.socket, build: Callable[[EngineConfig], Engine]) -> int:
-    first = wire.receive(sock)
+def _run(sock: socket.socket, load: Load) -> int:
+    first = control.receive(sock)
+    if first is None:
+        return 0
+    config = msgspec.msgpack.decode(first.data, type=EngineConfig)
+    set_title(config, "model")
+    try:
+        with ended_with(sock):
+            build = load(config)
+    except TokenmillError as error:
+        control.send(sock, Failed.of(error, ""))
+        return 1
+    control.send(sock, Loaded())
+    stream = Nursery(sock).tend()
+    if stream is None:
+        return 0
+    return _serve(stream, build)
+
+
+def _serve(stream: socket.socket, build: Build) -> int:
+    first = wire.receive(stream)
     if first is None:
         return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
     set_title(config)
-    inbox, boot, exchange = Inbox(sock), secrets.token_hex(16), None
+    inbox, boot, exchange = Inbox(stream), secrets.token_hex(16), None
     try:
         engine = build(config)
         if config.kv_transfer_config is not None:
             real = cast("RealEngine", engine)
-            exchange = open_exchange(config.kv_transfer_config, real, boot, lambda message: wire.send(sock, message), inbox.post)
+            exchange = open_exchange(config.kv_transfer_config, real, boot, lambda message: wire.send(stream, message), inbox.post)
     except TokenmillError as error:
-        wire.send(sock, Failed.of(error, ""))
+        wire.send(stream, Failed.of(error, ""))
         return 1
     address = "" if exchange is None else exchange.address
-    wire.send(sock, msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address))
-    Worker(engine, sock, inbox, exchange).run()
+    wire.send(stream, msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address))
+    Worker(engine, stream, inbox, exchange).run()
     if exchange is not None:
         exchange.close()
     engine.close()
     return 0
+
+
+def _keep_one_descriptor(number: int) -> int:
+    """Beside standard input, output and errors: what the server has inherited is no business of its workers."""
+    os.closerange(3, number)
+    os.closerange(number + 1, os.sysconf("SC_OPEN_MAX"))
+    return number
 
 
 if __name__ == "__main__":
