@@ -148,3 +148,20 @@ def test_a_lease_is_of_whole_frames(start: int, stop: int) -> None:
     compute(kv, TOKENS, 40)
     with pytest.raises(AssertionError, match="whole frames"):
         transit.lease("l", TOKENS, "", start, stop)
+
+
+def test_a_lease_takes_no_frames_that_are_promised_to_who_runs() -> None:
+    """What has fallen out of a window can still be found, and is leased, as long as nobody is to have it."""
+    kv, transit = pool(24, Whole(), Window(8))
+    kv.acquire("a", TOKENS, "")
+    assert kv.reserve("a", 48)
+    kv.commit("a", TOKENS, 39)
+    assert kv.n_cached > 0
+    assert transit.lease("l", TOKENS, "", 0, 32) is not None
+    transit.release("l")
+    kv.acquire("b", others := TOKENS[::-1], "")
+    goal = next(tokens for tokens in range(8, 400, 8) if kv.fresh(kv.match(others, ""), tokens, 8) == kv.available)
+    kv.promise("b", goal, 8)
+    assert kv.available == 0
+    assert transit.lease("l", TOKENS, "", 0, 32) is None
+    kv.check_integrity()

@@ -173,7 +173,7 @@ class Alone:
 class Setting:
     """What an engine is built with. frames: of the KV pool. drafts: the method of speculation, of up to draft_tokens; drafter: the draft
     model, None for the model itself. cuts: answers are cut off and go on. Its text is enough to build the same engine again, but for
-    who drafts."""
+    who drafts and how prompts are cut."""
 
     max_batch_size: int = 16
     chunk_size: int = 512

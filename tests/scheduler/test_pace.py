@@ -68,6 +68,7 @@ def test_steps_that_were_short_for_want_of_work_say_nothing() -> None:
     pace.learn(step(2, prompt=9), 0.05)
     pace.learn(step(2), 0.001)
     pace.learn(step(0, prompt=512), 2.0)
+    pace.learn(step(300), 2.0)
     assert pace.rows == FIRST, "a step without streams keeps nobody waiting, and one without prompts would be no shorter"
     pace.learn(step(2, prompt=9), 0.2)
     assert pace.rows < FIRST, "one that was too long says something, however few rows it had"

@@ -253,7 +253,8 @@ class World:
         self.right += len(tokens) - 1
         return tokens
 
-    def check_step(self, step: Step) -> None:
+    def check_step(self, step: Step, before: list[Sequence]) -> None:
+        """before: those that decoded when it was planned."""
         ids = [work.sequence.id for work in step]
         assert len(set(ids)) == len(ids) <= self.limits.max_batch_size
         prompt_tokens = [work.n_tokens for work in step if work.n_tokens > 1]
@@ -269,12 +270,11 @@ class World:
                 assert held <= one.ladder.budget + Footprint.of(kv.groups).transient(max(self.limits.chunk, 1 + DRAFT)), (
                     f"{one.id} exceeds its budget"
                 )
-        streams = [work for work in step if work.n_tokens == 1]
+        streams = [work for work in step if work.sequence in before]
         if streams and self.bounds:
-            rows = sum(1 + len(work.draft) for work in streams)
-            assert sum(prompt_tokens) <= max(self.limits.max_rows - rows, FRAME, len(streams) // 4) or not any(
-                one.target - one.computed == 1 for one in self.scheduler._running
-            ), "a step is longer than it need be"
+            rows = len(streams) + sum(len(work.sequence.draft) for work in streams)
+            prompts = sum(work.n_tokens for work in step if work.sequence not in before)
+            assert prompts <= max(self.limits.max_rows - rows, FRAME, len(streams) // 4), "a step is longer than it need be"
         decoding = {one.id for one in self.scheduler._running if one.target - one.computed == 1}
         assert decoding <= set(ids), "a running sequence did not decode"
         assert next(iter(self.scheduler._running)).id in ids, "the first in order made no progress"
@@ -290,12 +290,13 @@ class World:
         self.draft()
         if self.bounds:
             self.limits = self.scheduler.limits = replace(self.limits, max_rows=self.rng.randint(1, 40))
+        before = self.scheduler.decoding()
         step = self.scheduler.schedule(self.time)
         self.scheduler.check_integrity(len(self.transit))
         if step is None:
             assert self.transit or self.scheduler.kv.n_held == 0, "frames are held while nothing runs"
             return
-        self.check_step(step)
+        self.check_step(step, before)
         in_any_order = self.rng.sample(step, len(step))  # nobody may read what another writes in the same step
         rows = {work.sequence: self.forward(work) for work in in_any_order}
         self.computed += sum(work.n_tokens for work in step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.messages import Failed
+from tokenmill.worker import wire
 
 LOOK = """
 import sys
@@ -40,6 +43,30 @@ def test_a_worker_is_listed_by_its_name_and_its_model(settings: dict[str, Any], 
     config = EngineConfig.from_settings(**{"model": "/models/m.gguf", "served_name": "a model", **settings})
     done = subprocess.run([sys.executable, "-c", LOOK], input=msgspec.json.encode(config), capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == [repr(title), comm, "False"]
+
+
+WORKER = """
+import sys
+from tokenmill.core.errors import ConfigError
+from tokenmill.worker.main import main
+
+def build(config):
+    raise ConfigError(open("/proc/self/comm").read().strip())
+
+main(build)
+"""
+
+
+def test_a_worker_has_its_name_before_it_loads_anything() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen([sys.executable, "-c", WORKER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        theirs.close()
+        wire.send(ours, EngineConfig.from_settings(model="m", kv_transfer_config={"worker": "decode-3"}))
+        answer = wire.receive(ours)
+        assert answer is not None
+        assert msgspec.msgpack.decode(answer, type=Failed).message == "tm-decode-3"
+        assert process.wait() == 1
 
 
 def test_a_name_of_any_length_harms_nobody() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -128,7 +128,12 @@ def _cpus(config: EngineConfig, roles: list[Role], usable: Collection[int]) -> t
     if sum(threads) != len(free):
         return threads, [None] * len(roles)
     ends = [sum(threads[: at + 1]) for at in range(len(roles))]
-    return threads, [show_cpus(free[end - count : end]) for end, count in zip(ends, threads, strict=True)]
+    return threads, [_listed(free[end - count : end]) for end, count in zip(ends, threads, strict=True)]
+
+
+def _listed(cpus: Sequence[int]) -> str:
+    """In this order, in which threads get them."""
+    return show_cpus(cpus) if list(cpus) == sorted(cpus) else ",".join(map(str, cpus))
 
 
 def _memory(config: EngineConfig, count: int, available: int) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from tokenmill.core.errors import ConfigError
 
@@ -39,9 +39,9 @@ def parse_cpus(text: str | None, threads: int) -> tuple[int, ...]:
 
 
 def show_cpus(cpus: Iterable[int]) -> str:
-    """`0-3,8` for 0, 1, 2, 3, 8: what `parse_cpus` reads, in the order given; of a set ascending."""
+    """`0-3,8` for a set of CPUs."""
     runs: list[list[int]] = []
-    for cpu in sorted(cpus) if isinstance(cpus, Set) else cpus:
+    for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
             runs[-1][1] = cpu
         else:

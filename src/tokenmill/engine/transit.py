@@ -94,11 +94,11 @@ class Transit:
 
     def lease(self, key: Hashable, tokens: Sequence[int], salt: str, start: int, stop: int) -> Place | None:
         """Keep the frames of [start, stop) of a sequence that has computed `stop` tokens and has more. None if they are not to be
-        found by others, as those of sparse sequences."""
+        found by others, as those of sparse sequences, or if those that have fallen out of its windows are promised to who runs."""
         assert key not in self._held, f"{key!r} is leased already"
         assert start % FRAME == stop % FRAME == 0, f"[{start}, {stop}) is not of whole frames"
         one = _Lease()
-        if self._kv.acquire(one, tokens[: stop + 1], salt) < stop:
+        if self._kv.acquire(one, tokens[: stop + 1], salt) < stop or self._kv.available < 0:
             self._kv.release(one)
             return None
         self._held[key] = one
