@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import hearing
 import nurseries
 import pytest
 import scripted_engine
@@ -27,7 +28,7 @@ from tokenmill.core.types import SamplingParams
 
 async def ask(worker: WorkerProcess, **params: object) -> list[SequenceOutput]:
     request = Generate(request_id=os.urandom(4).hex(), prompt=[65, 66], eos_ids=(scripted_engine.EOS,), params=SamplingParams(**params))  # type: ignore[arg-type]
-    return [output async for output in worker.client.generate(request)]
+    return await hearing.collect(worker.client, request)
 
 
 async def test_workers_that_are_asked_for_at_a_time_come_from_one_process_that_loads_once() -> None:
@@ -228,7 +229,7 @@ async def main():
     workers = [await asking, await nursery.spawn(), await nursery.spawn()]
     for worker in workers[:2]:
         await worker.load(config)
-    asyncio.create_task(anext(workers[0].client.generate(Generate(request_id="a", prompt=[1], params=SamplingParams(ignore_eos=True)))))
+    workers[0].client.send(Generate(request_id="a", prompt=[1], params=SamplingParams(ignore_eos=True)))
     await asyncio.sleep(0.01)
     print("ready", flush=True)
     await asyncio.Event().wait()

@@ -22,9 +22,9 @@ def work() -> None:
 
 def command() -> None:
     from tokenmill.cli.main import main
-    from tokenmill.cluster import nursery
+    from tokenmill.cluster import local
 
-    nursery.Nursery = functools.partial(nursery.Nursery, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
+    local.Cluster = functools.partial(local.Cluster, command=(sys.executable, "-P", __file__))  # type: ignore[assignment, misc]
     main()
 
 

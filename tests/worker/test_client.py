@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hearing
 import nurseries
 import pytest
 import scripted_engine
@@ -19,8 +20,7 @@ from scripted_engine import EOS
 
 from tokenmill.cluster.process import WorkerProcess
 from tokenmill.core.errors import EngineDied, KVBudgetTooSmall, ModelFileError
-from tokenmill.core.handover import FromWorker
-from tokenmill.core.messages import Failed, Generate, SequenceOutput, Stats, StepOutput
+from tokenmill.core.messages import Generate, SequenceOutput, Stats
 from tokenmill.core.types import FinishReason, SamplingParams
 
 
@@ -35,39 +35,8 @@ def request(request_id: str = "a", prompt: bytes = b"abc", **params: object) -> 
     return Generate(request_id=request_id, prompt=list(prompt), eos_ids=(EOS,), params=SamplingParams(**params))  # type: ignore[arg-type]
 
 
-class Answers:
-    """What an engine process says of requests. None: its stream has ended."""
-
-    def __init__(self) -> None:
-        self.said: asyncio.Queue[SequenceOutput | Failed | None] = asyncio.Queue()
-
-    def heard(self, message: FromWorker) -> None:
-        if isinstance(message, StepOutput):
-            for output in message.outputs:
-                self.said.put_nowait(output)
-        elif isinstance(message, Failed):
-            self.said.put_nowait(message)
-
-    def ended(self) -> None:
-        self.said.put_nowait(None)
-
-
 async def collect(process: WorkerProcess, *requests: Generate) -> list[SequenceOutput]:
-    """Their outputs. Raises the error of one that fails, `EngineDied` when the stream ends."""
-    answers, found = Answers(), []
-    process.client.attach(answers)
-    for one in requests:
-        process.client.send(one)
-    missing = sum(one.params.n for one in requests)
-    while missing:
-        said = await answers.said.get()
-        if said is None:
-            raise EngineDied("the stream has ended")
-        if isinstance(said, Failed):
-            raise said.error()
-        found.append(said)
-        missing -= said.finish_reason is not None
-    return found
+    return await hearing.collect(process.client, *requests)
 
 
 async def until_idle(process: WorkerProcess) -> Stats:

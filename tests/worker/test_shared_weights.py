@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import hearing
 import msgspec
 import nurseries
 import pytest
@@ -59,7 +60,7 @@ def expected(config: EngineConfig) -> Answers:
 
 
 async def answers(worker: WorkerProcess) -> Answers:
-    return gather([output async for output in worker.client.generate(*REQUESTS)])
+    return gather(await hearing.collect(worker.client, *REQUESTS))
 
 
 def memory_of(pid: int, *fields: str) -> list[int]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from typing import Any
 
 import msgspec
+import nurseries
 import pytest
 
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.messages import Failed
-from tokenmill.worker import wire
+from tokenmill.core.errors import ConfigError
 
 LOOK = """
 import sys
 import msgspec
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ConfigError
 from tokenmill.worker.title import set_title
 set_title(msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig))
 print(repr(open("/proc/self/cmdline", "rb").read().rstrip(b"\\0").decode()))
@@ -46,27 +46,21 @@ def test_a_worker_is_listed_by_its_name_and_its_model(settings: dict[str, Any], 
 
 
 WORKER = """
-import sys
 from tokenmill.core.errors import ConfigError
 from tokenmill.worker.main import main
 
-def build(config):
+def tell(config):
     raise ConfigError(open("/proc/self/comm").read().strip())
 
-main(build)
+main(lambda config: tell)
 """
 
 
-def test_a_worker_has_its_name_before_it_loads_anything() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen([sys.executable, "-c", WORKER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
-        theirs.close()
-        wire.send(ours, EngineConfig.from_settings(model="m", kv_transfer_config={"worker": "decode-3"}))
-        answer = wire.receive(ours)
-        assert answer is not None
-        assert msgspec.msgpack.decode(answer, type=Failed).message == "tm-decode-3"
-        assert process.wait() == 1
+async def test_a_worker_has_its_name_before_it_builds_anything() -> None:
+    config = EngineConfig.from_settings(model="m", kv_transfer_config={"worker": "decode-3"})
+    async with nurseries.open_ward(config, [sys.executable, "-c", WORKER]) as ward:
+        with pytest.raises(ConfigError, match="tm-decode-3"):
+            await ward.loaded()
 
 
 def test_a_name_of_any_length_harms_nobody() -> None:
