@@ -115,8 +115,8 @@ def test_a_memory_budget_is_the_hosts() -> None:
 
 
 def test_without_a_budget_the_share_of_free_memory_is_divided() -> None:
-    assert {plan.config.memory_share for plan in plans(THREE)} == {DEFAULT_SHARE / 3}
-    assert {plan.config.memory_share for plan in plans(PAIR, gpu_memory_utilization=0.9)} == {0.45}
+    assert {plan.config.kv_cache_config.memory_budget_gb for plan in plans(THREE)} == {8 * DEFAULT_SHARE / 3}
+    assert {plan.config.kv_cache_config.memory_budget_gb for plan in plans(PAIR, gpu_memory_utilization=0.9)} == {3.6}
 
 
 def test_a_budget_that_the_host_does_not_have_is_refused_though_each_share_would_fit() -> None:
@@ -142,7 +142,7 @@ def test_prefill_workers_draft_nothing() -> None:
 
 
 def test_all_else_is_the_same_for_all() -> None:
-    own = {"threads", "cpus", "gpu_memory_utilization", "kv_transfer_config", "speculative_config"}
+    own = {"threads", "cpus", "gpu_memory_utilization", "kv_cache_config", "kv_transfer_config", "speculative_config"}
     settings = {"max_model_len": 99, "max_batch_size": 7, "served_name": "x", "block_manager_config": {"block_size": 16}}
     common = EngineConfig.from_settings(model="m", **settings)
     for plan in plans(ALL, **settings):

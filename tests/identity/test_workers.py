@@ -22,6 +22,7 @@ from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.cluster.supervisor import RestartPolicy
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.kv_spelling import Format, kv_settings
 from tokenmill.core.messages import Generate
 from tokenmill.core.roles import Role
@@ -171,6 +172,43 @@ async def test_workers_that_are_killed_over_and_over(pool: RequestPool, victims:
             killing.cancel()
         await until_nothing_is_held(cluster)
         assert cluster.restarts > 0
+
+
+async def test_streams_that_migrate_over_and_over(pool: RequestPool) -> None:
+    rng = random.Random(5)
+    async with workers(pool.alone.model, [Role.PREFILL, Role.DECODE, Role.DECODE], {"connector": "shm"}) as cluster:
+        moved = 0
+
+        async def migrate() -> None:
+            nonlocal moved
+            while True:
+                await asyncio.sleep(rng.uniform(0.02, 0.2))
+                moved += cluster.migrate(f"w{rng.randrange(1, 3)}")
+
+        migrating = asyncio.create_task(migrate())
+        try:
+            await serve(cluster, pool, [*pool.talkative, *pool.long, *pool.short], seed=6, count=50)
+        finally:
+            migrating.cancel()
+        told = await until_nothing_is_held(cluster)
+        assert moved > 20
+        assert min(told["w1"].leases_ended["taken"], told["w2"].leases_ended["taken"]) > 0, "frames went from one to the other"
+
+
+@pytest.mark.parametrize("name", ["w0", "w1"])
+async def test_a_worker_that_is_removed_lets_go_of_all_it_has(pool: RequestPool, name: str) -> None:
+    async with workers(pool.alone.model, [Role.PREFILL, Role.DECODE, Role.DECODE], {"connector": "shm"}) as cluster:
+        serving = asyncio.create_task(serve(cluster, pool, [*pool.talkative, *pool.long], seed=7, count=30))
+        await asyncio.sleep(0.5)
+        pid = cluster.workers[name].pid
+        await asyncio.wait_for(cluster.remove(name), 60)
+        assert not serving.done()
+        assert not Path(f"/proc/{pid}").exists()
+        await serving
+        assert list(cluster.workers) == [each for each in ("w0", "w1", "w2") if each != name]
+        assert cluster.restarts == 0
+        with pytest.raises(InvalidRequest, match="there is no worker"):
+            await cluster.remove(name)
 
 
 @pytest.mark.heavy

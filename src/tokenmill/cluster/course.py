@@ -46,11 +46,13 @@ class NeedDecode(NamedTuple):
 
 class NeedPrefill(NamedTuple):
     """A worker is wanted that computes a prompt for `decode`, of none of these names. The answer is `prefill_worker`. have: positions of
-    the prompt that `decode` has already, so that it may not be worth it."""
+    the prompt that `decode` has already, so that it may not be worth it. source: a worker that has decoded until now, and so has all of it:
+    the right one, if it is still there."""
 
     excluding: frozenset[str]
     decode: Process
     have: int
+    source: Process | None = None
 
 
 class Send(NamedTuple):
@@ -113,6 +115,7 @@ class Course:
         self._epoch = generate.epoch
         self._decode: Process | None = None
         self._prefill: Process | None = None  # as long as it may hold something for this attempt
+        self._source: Process | None = None  # that was left by the last `leave`
         self._nonce = b""
         self._have = 0
         self._last_chunk: int | None = None  # once the ticket that says so has been passed on
@@ -215,6 +218,17 @@ class Course:
             return [self._release(process), *self._prefill_lost()]
         return []
 
+    def leave(self, process: Process, *, gives: bool) -> list[Effect]:
+        """A worker that decodes is to be left, though it is well, for another one that goes on. gives: the frames that it has, to that
+        one. Nothing if it does not decode here."""
+        if self.over or process != self._decode:
+            return []
+        alone = self._generate.params.n == 1
+        self._source = process if gives and alone and self._stage is Stage.RUNNING else None
+        effects = self._releases()
+        self._stage = Stage.CHOOSING
+        return [*effects, NeedDecode(self._not_decode | {process.name}, self._separates or self._source is not None)]
+
     def abort(self, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> list[Effect]:
         """The client wants no more of a choice, or of all. What has ended already is let pass."""
         ending = [known for known in self._open if choice in (None, known)]
@@ -253,7 +267,7 @@ class Course:
         self._epoch += 1
         self._decode, self._prefill = decode, None
         self._last_chunk, self._settled = None, False
-        if self._separates:
+        if self._separates or self._source is not None:
             self._stage = Stage.RESERVING
             return [Send(decode, Reserve(self._attempted(), self._policy.reservation_expiry))]
         self._stage = Stage.RUNNING
@@ -265,7 +279,8 @@ class Course:
         if message.have >= full_positions(len(tokens_of(self._attempted()))):
             return self._start(())
         self._stage = Stage.PAIRING
-        return [NeedPrefill(self._not_prefill | {self._decode.name}, self._decode, message.have)]
+        source, self._source = self._source, None
+        return [NeedPrefill(self._not_prefill | {self._decode.name}, self._decode, message.have, source)]
 
     def _start(self, tokens: tuple[int, ...]) -> list[Effect]:
         assert self._decode is not None

@@ -131,6 +131,27 @@ class Dispatcher:
                     self._note(live, process, message)
                     self._carry_out(live, live.course.heard(process, message))
 
+    def state_of(self, name: str) -> str:
+        """Draining, or how healthy it is."""
+        return "draining" if self._fleet.registry.is_draining(name) else self._fleet.state(name).value
+
+    def migrate(self, name: str) -> int:
+        """Have others go on with what a worker decodes, from its frames. Returns how many requests have left it: not those that nobody
+        else could take."""
+        member, left = self._members[name], 0
+        for live in list(self._lives.values()):
+            if live.decode is not None and live.decode.process == member.process and self._has_elsewhere(live, Role.MIXED, name):
+                self._carry_out(live, live.course.leave(member.process, gives=member.info.address != ""))
+                left += 1
+        return left
+
+    async def drain(self, name: str) -> None:
+        """Have a worker get nothing new and its streams go elsewhere; returns when it has nothing any more."""
+        self._fleet.registry.drain(name)
+        self.migrate(name)
+        while (load := self._fleet.loads.by_worker.get(name)) is not None and load.parts:
+            await asyncio.sleep(0.02)
+
     async def watch(self) -> None:
         """Look after the workers, for ever."""
         while True:
@@ -221,6 +242,11 @@ class Dispatcher:
             return None
         return worker if fleet.decide(route, worker.id, decode_id, decode.kv_bytes_per_token, have).separate else None
 
+    def _worker(self, process: Process | None) -> Worker | None:
+        """If it is still there."""
+        worker = None if process is None else self._fleet.registry.get(process.name)
+        return worker if worker is not None and Process(worker.id, worker.boot) == process else None
+
     def _carry_out(self, live: _Live, effects: Iterable[Effect]) -> None:
         todo = deque(effects)
         while todo:
@@ -266,7 +292,7 @@ class Dispatcher:
         return live.course.decode_worker(live.decode.process)
 
     def _find_prefill(self, live: _Live, need: NeedPrefill) -> list[Effect]:
-        worker = self._prefill_worker(live.route, need.excluding, need.decode.name, need.have)
+        worker = self._worker(need.source) or self._prefill_worker(live.route, need.excluding, need.decode.name, need.have)
         if worker is None:
             return live.course.prefill_worker(None)
         live.prefill = self._ledger.give(live.route, 1, worker, Role.PREFILL, need.decode)
@@ -315,9 +341,11 @@ class Dispatcher:
             part = live.part_of(process)
             if part is None:
                 continue
-            wanted = Role.PREFILL if part is live.prefill else Role.MIXED
-            if wanted is Role.PREFILL or self._fleet.router.choose(live.route, wanted, excluded=(process.name,)).worker is not None:
+            if part is live.prefill or self._has_elsewhere(live, Role.MIXED, process.name):
                 self._carry_out(live, live.course.hung(process))
+
+    def _has_elsewhere(self, live: _Live, wanted: Role, name: str) -> bool:
+        return self._fleet.router.choose(live.route, wanted, excluded=(name,)).worker is not None
 
     def _retry(self) -> None:
         """Look again for those who wait for a worker."""

@@ -137,12 +137,13 @@ def _listed(cpus: Sequence[int]) -> str:
 
 
 def _memory(config: EngineConfig, count: int, available: int) -> dict[str, object]:
-    """Equal shares: each worker must be able to hold the longest sequence, and keeps prefixes that it can be asked for again."""
+    """Equal shares: each worker must be able to hold the longest sequence, and keeps prefixes that it can be asked for again. In bytes from
+    the start on: of a share of what is free, one that is started again would find less, as the others have theirs."""
     cache = config.kv_cache_config
     total = cache.memory_budget_gb
     if total is None:
-        return {"gpu_memory_utilization": config.memory_share / count}
-    if total * 2**30 > available:
+        total = config.memory_share * available / 2**30
+    elif total * 2**30 > available:
         free = f"{available / 2**30:.1f} GB"
         raise ConfigError(f"memory_budget_gb is {total}, but only {free} are available: lower it", param="memory_budget_gb")
-    return {"kv_cache_config": msgspec.structs.replace(cache, memory_budget_gb=total / count)}
+    return {"kv_cache_config": msgspec.structs.replace(cache, memory_budget_gb=total / count), "gpu_memory_utilization": None}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from tokenmill.cluster.dispatcher import Dispatcher
+from tokenmill.cluster.dispatcher import Dispatcher, Member
 from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
 from tokenmill.cluster.health import HealthPolicy
@@ -16,11 +16,18 @@ from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
+from tokenmill.core.errors import EngineDied, InvalidRequest, TokenmillError, Unavailable
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
+from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
 from tokenmill.worker.client import EngineClient
+
+REMOVED_WITHIN = 10.0
+"""Seconds for a worker that has nothing to do to end."""
+
+LOOK_EVERY = 0.1
+"""Seconds between looks for workers that could not be started again; which ones there are may change meanwhile."""
 
 _SHUT_DOWN = "the server shut down before the answer was complete: send the request again, elsewhere or later"
 
@@ -45,7 +52,8 @@ class Cluster:
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
         self._dispatcher = Dispatcher(Fleet(clock, router=router, health=health, separation=separation), clock, self._expects)
-        self._supervisors = [self._supervisor(plan, policy) for plan in plans]
+        self._plans = list(plans)
+        self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
         self._watch: asyncio.Task[None] | None = None
         self._state = State.LOADING
         self._last: dict[str, EngineStats] = {}
@@ -66,26 +74,27 @@ class Cluster:
     @property
     def advancing(self) -> bool:
         """Whether a worker that could take a request has said something lately."""
-        return self.state is State.READY and any(supervisor.advancing for supervisor in self._supervisors)
+        return self.state is State.READY and any(supervisor.advancing for supervisor in self._supervisors.values())
 
     @property
     def workers(self) -> dict[str, EngineInfo]:
         """Those that are there now, by name."""
-        return {member.process.name: member.info for member in self._dispatcher.members}
+        there = {member.process.name: member.info for member in self._dispatcher.members}
+        return {name: there[name] for name in (*self._supervisors, *there) if name in there}
 
     @property
     def restarts(self) -> int:
         """Times that a worker's process was replaced."""
-        return sum(supervisor.restarts for supervisor in self._supervisors)
+        return sum(supervisor.restarts for supervisor in self._supervisors.values())
 
     @property
     def info(self) -> EngineInfo:
         """Of a worker that answers requests. Raises `Unavailable` before all are loaded."""
-        return self._supervisors[-1].info
+        return next(reversed(self._supervisors.values())).info
 
     async def start(self) -> EngineInfo:
         """Load all workers and keep them running from here on. Raises what made one fail; it is not tried again."""
-        loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors]
+        loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors.values()]
         try:
             await asyncio.gather(*loading)
         finally:
@@ -99,7 +108,11 @@ class Cluster:
 
     async def failed(self) -> TokenmillError:
         """Return, with the reason of one, when no worker could be started again."""
-        return (await asyncio.gather(*(supervisor.failed() for supervisor in self._supervisors)))[0]
+        while True:
+            failures = [supervisor.failure for supervisor in self._supervisors.values()]
+            if all(failures) and failures[0] is not None:
+                return failures[0]
+            await asyncio.sleep(LOOK_EVERY)
 
     def require_ready(self) -> None:
         """Raises `Unavailable` if no worker could take a request now, saying why."""
@@ -133,6 +146,41 @@ class Cluster:
             self._last[name] = EngineStats(name, info, stats, up=True)
         return list(self._last.values())
 
+    def overview(self) -> list[tuple[str, Role, str, Member | None]]:
+        """Each worker's name, role and state, and what is known of its process, if it has one that is ready."""
+        there = {member.process.name: member for member in self._dispatcher.members}
+        found = []
+        for plan in self._plans:
+            supervisor, member = self._supervisors[plan.name], there.get(plan.name)
+            state = supervisor.state.value if member is None else self._dispatcher.state_of(plan.name)
+            found.append((plan.name, plan.role, state, member))
+        return found
+
+    def migrate(self, name: str) -> int:
+        """Have other workers go on with what this one decodes; see `Dispatcher.migrate`. Raises `InvalidRequest`."""
+        self._require(name)
+        return self._dispatcher.migrate(name)
+
+    async def remove(self, name: str) -> None:
+        """End a worker for good, when others have gone on with what it has, and it has handed over what it was to.
+
+        Raises `InvalidRequest` if there is none of that name, or no other that answers requests.
+        """
+        self._require(name)
+        others = [plan for plan in self._plans if plan.name != name and plan.role.takes(Role.MIXED)]
+        if not any(plan.name in self.workers for plan in others):
+            raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
+        self._plans = [plan for plan in self._plans if plan.name != name]
+        await self._dispatcher.drain(name)
+        await self._supervisors.pop(name).stop(REMOVED_WITHIN)
+
+    def _require(self, name: str) -> None:
+        if name not in self._supervisors:
+            known = ", ".join(self._supervisors)
+            raise InvalidRequest(f"there is no worker {name!r}, only {known}", param="name")
+        if name not in self.workers:
+            raise Unavailable(f"worker {name!r} is being started: try again shortly")
+
     def begin_drain(self) -> None:
         """Take no new requests; those in flight go on."""
         self._state = State.DRAINING
@@ -140,7 +188,7 @@ class Cluster:
     async def stop(self, timeout: float) -> None:
         """Give the workers `timeout` seconds to finish what they have, then kill them. No process is left when this returns."""
         self.begin_drain()
-        await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors))
+        await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors.values()))
         await self._nursery.close()
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
         if self._watch is not None:
@@ -149,8 +197,8 @@ class Cluster:
 
     def kill(self) -> None:
         """End all processes now, from any context; for a second signal."""
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             supervisor.kill()
 
     def _expects(self, model: str) -> bool:
-        return any(supervisor.state in (State.LOADING, State.DOWN) for supervisor in self._supervisors)
+        return any(supervisor.state in (State.LOADING, State.DOWN) for supervisor in self._supervisors.values())

@@ -118,14 +118,15 @@ class Supervisor:
         self._watch = asyncio.create_task(self._keep_alive(worker), name="supervisor")
         return self._info
 
-    async def failed(self) -> TokenmillError:
-        """Return, with the reason, when the engine could not be started again `load_attempts` times in a row."""
-        assert self._watch is not None, "the supervisor has not started"
-        try:
-            await asyncio.shield(self._watch)
-        except TokenmillError as error:
-            return error
-        raise AssertionError("keeping an engine alive ends only by an error")
+    @property
+    def failure(self) -> TokenmillError | None:
+        """Why the engine could not be started again, if it is given up."""
+        if self._watch is None or not self._watch.done() or self._watch.cancelled():
+            return None
+        error = self._watch.exception()
+        if error is not None and not isinstance(error, TokenmillError):
+            raise error
+        return error
 
     def begin_drain(self) -> None:
         """Take no new requests; those in flight go on."""

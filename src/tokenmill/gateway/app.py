@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,8 +21,17 @@ from tokenmill.gateway.completions import answer_completion
 from tokenmill.gateway.door import Door
 from tokenmill.gateway.errors import ClientGone, on_client_gone, on_fault, on_http_exception, on_tokenmill_error
 from tokenmill.gateway.openapi import openapi_json
-from tokenmill.gateway.replies import DetokenizeReply, HealthReply, ModelCard, ModelList, TokenizeReply
-from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, refuse_unserved
+from tokenmill.gateway.replies import (
+    DetokenizeReply,
+    HealthReply,
+    MigrateReply,
+    ModelCard,
+    ModelList,
+    RemoveReply,
+    TokenizeReply,
+    WorkerList,
+)
+from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WorkerRequest, refuse_unserved
 from tokenmill.gateway.service import Service
 from tokenmill.gateway.stream import while_connected
 from tokenmill.observe.metrics import CONTENT_TYPE
@@ -36,6 +46,9 @@ def build_app(service: Service) -> ASGIApp:
         _post("/v1/completions", service, CompletionRequest, answer_completion),
         _post("/tokenize", service, TokenizeRequest, tokenize),
         _post("/detokenize", service, DetokenizeRequest, detokenize),
+        _post("/v1/workers/migrate", service, WorkerRequest, migrate_worker),
+        _post("/v1/workers/remove", service, WorkerRequest, remove_worker),
+        _get("/v1/workers", service, list_workers),
         _get("/v1/models", service, list_models),
         _get("/v1/models/{model:path}", service, show_model),
         _get("/health", service, health),
@@ -110,6 +123,21 @@ async def show_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
     service.check_model(name)
     return json_response(_card(service, name))
+
+
+async def list_workers(service: Service, request: Request) -> Response:
+    return json_response(WorkerList(data=await service.workers()))
+
+
+async def migrate_worker(service: Service, request: WorkerRequest) -> Response:
+    """Others go on with what a worker decodes."""
+    return json_response(MigrateReply(name=request.name, migrated=service.cluster.migrate(request.name)))
+
+
+async def remove_worker(service: Service, request: WorkerRequest) -> Response:
+    """A worker ends for good; answered when it has. What it has goes elsewhere also if the client does not wait."""
+    await asyncio.shield(asyncio.create_task(service.cluster.remove(request.name)))
+    return json_response(RemoveReply(name=request.name))
 
 
 async def health(service: Service, request: Request) -> Response:

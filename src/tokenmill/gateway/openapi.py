@@ -15,11 +15,14 @@ from tokenmill.gateway.replies import (
     CompletionReply,
     DetokenizeReply,
     HealthReply,
+    MigrateReply,
     ModelCard,
     ModelList,
+    RemoveReply,
     TokenizeReply,
+    WorkerList,
 )
-from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WorkerRequest
 
 _Struct = type[msgspec.Struct]
 
@@ -27,6 +30,8 @@ _POSTS: dict[str, tuple[str, _Struct, _Struct, _Struct | None]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest, ChatReply, ChatChunk),
     "/v1/completions": ("Continue a prompt, or several.", CompletionRequest, CompletionReply, CompletionReply),
     "/tokenize": ("Token ids of a text or of a conversation.", TokenizeRequest, TokenizeReply, None),
+    "/v1/workers/migrate": ("Have others go on with what a worker decodes.", WorkerRequest, MigrateReply, None),
+    "/v1/workers/remove": ("End a worker for good; what it has goes elsewhere.", WorkerRequest, RemoveReply, None),
     "/detokenize": ("The text of token ids.", DetokenizeRequest, DetokenizeReply, None),
 }
 """Path: what it does, what it takes, what it gives, and what each event of its stream is."""
@@ -34,6 +39,7 @@ _POSTS: dict[str, tuple[str, _Struct, _Struct, _Struct | None]] = {
 _GETS: dict[str, tuple[str, _Struct | None]] = {
     "/v1/models": ("The names under which the model is served.", ModelList),
     "/v1/models/{model}": ("One of them.", ModelCard),
+    "/v1/workers": ("The workers that compute, and how they are.", WorkerList),
     "/health": ("200 when the engine is there and moves, else 503.", HealthReply),
     "/ready": ("200 when a request sent now would be worked on, else 503.", HealthReply),
     "/metrics": ("Prometheus metrics.", None),

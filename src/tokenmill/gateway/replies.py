@@ -147,6 +147,41 @@ class DetokenizeReply(msgspec.Struct, kw_only=True):
     prompt: str
 
 
+class WorkerCard(msgspec.Struct, kw_only=True):
+    """A worker. state: loading, down (being started again), draining, or as the gateway judges it: healthy, suspect, unhealthy. What is
+    known of a process only is null without one; running, waiting: sequences, as last heard."""
+
+    name: str
+    role: str
+    state: str
+    pid: int | None = None
+    threads: int | None = None
+    kv_tokens: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+
+
+class WorkerList(msgspec.Struct, kw_only=True):
+    """`GET /v1/workers`"""
+
+    object: Literal["list"] = "list"
+    data: list[WorkerCard]
+
+
+class MigrateReply(msgspec.Struct, kw_only=True):
+    """`POST /v1/workers/migrate`. migrated: requests that have left the worker."""
+
+    name: str
+    migrated: int
+
+
+class RemoveReply(msgspec.Struct, kw_only=True):
+    """`POST /v1/workers/remove`, when the worker has ended."""
+
+    name: str
+    removed: bool = True
+
+
 class HealthReply(msgspec.Struct, kw_only=True):
     """`status`: ok, or loading, down, draining, stalled."""
 

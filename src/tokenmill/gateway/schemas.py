@@ -139,6 +139,12 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     tokens: list[int]
 
 
+class WorkerRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/workers/migrate` and `/remove`"""
+
+    name: str
+
+
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
     "response_format": ({"type": "text"},),

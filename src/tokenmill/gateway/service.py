@@ -17,6 +17,7 @@ from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import SamplingParams
 from tokenmill.gateway.completion import Completion
 from tokenmill.gateway.prompts import PromptBuilder
+from tokenmill.gateway.replies import WorkerCard
 from tokenmill.gateway.sampling import check_stream_options, priority
 from tokenmill.gateway.schemas import GenerationRequest
 from tokenmill.observe.metrics import Metrics
@@ -164,6 +165,19 @@ class Service:
     async def render_metrics(self) -> bytes:
         """The exposition text, with the engines' counters as fresh as they can give them."""
         return self.metrics.render(await self.cluster.stats(STATS_WITHIN), self.cluster.advancing)
+
+    async def workers(self) -> list[WorkerCard]:
+        """All that there are to be, with what is known of them."""
+        await self.cluster.stats(STATS_WITHIN)
+        cards = []
+        for name, role, state, member in self.cluster.overview():
+            card = WorkerCard(name=name, role=role.value, state=state)
+            if member is not None:
+                card.pid, card.threads, card.kv_tokens = member.info.pid, member.info.threads, member.info.kv_tokens
+                if member.stats is not None:
+                    card.running, card.waiting = member.stats.running, member.stats.waiting
+            cards.append(card)
+        return cards
 
     def close(self) -> None:
         if self._prompts is not None:
