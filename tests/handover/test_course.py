@@ -263,6 +263,40 @@ def test_a_hung_worker_is_told_to_let_go_and_not_asked_again() -> None:
     assert decoding().hung(P2) == []
 
 
+def test_losses_between_which_tokens_came_are_not_added_up() -> None:
+    course = Course(generate(epoch=0), separate=False, policy=CoursePolicy(losses=1, progress=2))
+    course.begin()
+    for start in range(5):
+        process = Process("d", f"start {start}")
+        course.decode_worker(process)
+        for index in (2 * start, 2 * start + 1):
+            course.heard(process, out(index, 7, epoch=start + 1))
+        assert course.lost(process) == [NeedDecode(NONE, False)]
+    process = Process("d", "the last")
+    course.decode_worker(process)
+    course.heard(process, out(10, 7, epoch=6))
+    assert isinstance(course.lost(process)[-1], Fail)
+
+
+def test_a_worker_that_is_left_gives_its_frames_to_the_next() -> None:
+    course = decoding()
+    course.heard(D, out(1, 8))
+    assert course.leave(D, gives=True) == [Send(D, release()), Send(P, release()), NeedDecode(frozenset("d"), True)]
+    assert course.heard(D, out(2, 9)) == [], "it is not listened to any more"
+    assert course.decode_worker(D2) == [Send(D2, Reserve(generate(2, output=[7, 8]), 10.0))]
+    needed = course.heard(D2, Reserved("r", 2, NONCE, 0))
+    assert needed == [NeedPrefill(frozenset({D2.name}), D2, 0, D)]
+    assert isinstance(course.prefill_worker(D)[0].message, Prefill)  # type: ignore[union-attr]
+    assert course.leave(P2, gives=True) == []
+
+
+def test_a_worker_that_is_left_and_gives_nothing_is_only_left() -> None:
+    course = whole()
+    course.heard(D, out(0, 7))
+    assert course.leave(D, gives=False) == [Send(D, release()), NeedDecode(frozenset("d"), False)]
+    assert course.decode_worker(D2) == [Send(D2, generate(2, output=[7]))]
+
+
 def test_a_request_that_outlives_too_many_workers_fails() -> None:
     course = Course(generate(epoch=0), separate=False, policy=CoursePolicy(losses=2))
     course.begin()

@@ -78,12 +78,14 @@ Effect: TypeAlias = NeedDecode | NeedPrefill | Send | Deliver | Fail
 
 
 class CoursePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """prefills: workers that are tried for a prompt before the decode worker computes it all. losses: decode workers that a request may
-    lose, by death or by hanging, before it is given up; it may be what kills them. reservation_expiry, lease_expiry: seconds, as in
+    """prefills: workers that are tried for a prompt before the decode worker computes it all. losses: workers that a request may
+    lose, by death or by hanging, before it is given up; it may be what kills them. progress: tokens after which earlier losses count no
+    more, as it was not what killed those. reservation_expiry, lease_expiry: seconds, as in
     `Reserve` and `Prefill`."""
 
     prefills: int = 2
     losses: int = 3
+    progress: int = 8
     reservation_expiry: float = 300.0
     lease_expiry: float = 30.0
 
@@ -125,6 +127,7 @@ class Course:
         self._not_prefill: frozenset[str] = frozenset()
         self._prefills_failed = 0
         self._losses = 0
+        self._since_loss = 0  # tokens
         self._why: TokenmillError | None = None  # what the last decode worker that refused said
 
     @property
@@ -318,6 +321,7 @@ class Course:
             known = output.index + len(output.tokens) <= len(given)
             return [] if known else self.hung(sender)  # with a gap, so that only another attempt can give what is missing
         given += output.tokens
+        self._since_loss += len(output.tokens)
         effects: list[Effect] = [Deliver(output)]
         if output.finish_reason is not None:
             del self._open[output.choice]
@@ -361,7 +365,8 @@ class Course:
 
     def _give_up(self) -> list[Effect]:
         """Count a loss; what ends the course if it is one too many."""
-        self._losses += 1
+        self._losses = 1 if self._since_loss >= self._policy.progress else self._losses + 1
+        self._since_loss = 0
         if self._losses <= self._policy.losses:
             return []
         message = f"{self._losses} workers ended while they had this request: it is not tried again, as it may be the cause"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+from tokenmill.cluster.course import CoursePolicy
 from tokenmill.cluster.dispatcher import Dispatcher, Member
 from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
@@ -42,6 +43,7 @@ class Cluster:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         policy: RestartPolicy | None = None,
+        course: CoursePolicy | None = None,
         router: RouterPolicy | None = None,
         health: HealthPolicy | None = None,
         separation: SeparationPolicy | None = None,
@@ -51,7 +53,8 @@ class Cluster:
         self.model = config.name
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
-        self._dispatcher = Dispatcher(Fleet(clock, router=router, health=health, separation=separation), clock, self._expects)
+        fleet = Fleet(clock, router=router, health=health, separation=separation)
+        self._dispatcher = Dispatcher(fleet, clock, self._expects, course)
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
         self._watch: asyncio.Task[None] | None = None
