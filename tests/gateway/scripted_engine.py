@@ -68,6 +68,8 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def load(config: EngineConfig) -> Callable[[EngineConfig], ScriptedEngine]:
     """Engines of a script have nothing in common."""
     script = msgspec.json.decode(config.model, type=Script)
+    if script.weights_seconds:
+        print("loading weights", flush=True)
     script.fail(script.weights_seconds, script.weights_error, script.weights_exit)
     return ScriptedEngine
 

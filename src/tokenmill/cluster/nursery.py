@@ -88,6 +88,8 @@ class _Process:
         self._asked: collections.deque[asyncio.Future[ProcessHandle | None]] = collections.deque()
         self._workers: dict[int, ProcessHandle] = {}
         """By number, which stays theirs until the nursery has told their end."""
+        self._unclaimed: set[ProcessHandle] = set()
+        """Those of callers that gave up. They end with their streams."""
         self.ended = False
         handle.watch()
         sock.setblocking(False)
@@ -127,21 +129,25 @@ class _Process:
     async def fork(self) -> WorkerProcess:
         """Raises `EngineDied` if this process ends, `Unavailable` if the system gives no other."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            client = await EngineClient.open(ours)
+            answer = self._ask(Fork(), theirs.fileno())
         try:
-            with theirs:
-                answer = self._ask(Fork(), theirs.fileno())
             handle = await answer
-            assert handle is not None, "a fork is answered by a process"
-            return WorkerProcess(handle, await EngineClient.open(ours))
         except BaseException:
-            ours.close()  # which ends the worker too
+            await client.close()  # which ends the worker too
             raise
+        assert handle is not None, "a fork is answered by a process"
+        self._unclaimed.discard(handle)
+        return WorkerProcess(handle, client)
 
     async def close(self) -> int | None:
         """Kill it, if it has not ended. Returns its exit status."""
         self._handle.kill()
         status = await self._handle.wait()
         self._end()
+        for worker in self._unclaimed:
+            await worker.wait()
         return status
 
     def _ask(self, message: EngineConfig | Fork, descriptor: int | None = None) -> asyncio.Future[ProcessHandle | None]:
@@ -171,8 +177,10 @@ class _Process:
                 worker = self._workers.pop(ended.pid, None)
                 if worker is not None:
                     worker.tell(ended.status)
+                    self._unclaimed.discard(worker)
             case Forked() as forked if packet.descriptor is not None:
                 handle = self._workers[forked.pid] = ProcessHandle(packet.descriptor)
+                self._unclaimed.add(handle)
                 self._answer(handle)
             case Forked():  # it ends with its stream
                 self._answer(Unavailable("an engine process was forked, but this process may open no more descriptors"))

@@ -210,8 +210,6 @@ def main(load: Load = load_engine) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Inherited as ignored, it would keep from this process how its workers end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # NumPy's own threads have nothing to compute here, and none may be there at a fork.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sock = socket.socket(fileno=_keep_one_descriptor(int(sys.argv[1])))
     # A peer that has gone is no fault of this process, and there is nobody left to tell.
     with contextlib.suppress(ConnectionError):
@@ -263,8 +261,9 @@ def _serve(stream: socket.socket, build: Build) -> int:
 
 def _keep_one_descriptor(number: int) -> int:
     """Beside standard input, output and errors: what the server has inherited is no business of its workers."""
-    os.closerange(3, number)
-    os.closerange(number + 1, os.sysconf("SC_OPEN_MAX"))
+    for other in {int(entry) for entry in os.listdir("/proc/self/fd")} - {0, 1, 2, number}:
+        with contextlib.suppress(OSError):  # that by which they were listed
+            os.close(other)
     return number
 
 

@@ -37,7 +37,7 @@ class Nursery:
 
         Raises `ConnectionError`, if the other side goes just then.
         """
-        _end_threads()
+        _end_threads()  # those of Python; NumPy's library ends its own before a fork
         gc.collect()
         gc.freeze()  # a collection would write to every object, and so copy them all
         while True:
