@@ -20,13 +20,14 @@ from tokenmill.core.errors import EngineDied, TokenmillError, Unavailable
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
+from tokenmill.observe.separation import PDMetrics
 from tokenmill.worker.client import EngineClient
 
 _SHUT_DOWN = "the server shut down before the answer was complete: send the request again, elsewhere or later"
 
 
 class Cluster:
-    """Workers of one model, kept alive from `start` to `stop`."""
+    """Workers of one model, kept alive from `start` to `stop`. metrics: of the requests that they answer."""
 
     def __init__(
         self,
@@ -44,7 +45,9 @@ class Cluster:
         self.model = config.name
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
-        self._dispatcher = Dispatcher(Fleet(clock, router=router, health=health, separation=separation), clock, self._expects)
+        fleet = Fleet(clock, router=router, health=health, separation=separation)
+        self.metrics = PDMetrics()
+        self._dispatcher = Dispatcher(fleet, clock, self._expects, self.metrics)
         self._supervisors = [self._supervisor(plan, policy) for plan in plans]
         self._watch: asyncio.Task[None] | None = None
         self._state = State.LOADING
