@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "PDMetrics", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from tokenmill.core.types import SamplingParams
     from tokenmill.llm import LLM, AsyncLLM, RequestOutput
+    from tokenmill.observe.separation import PDMetrics
 
 _HOMES = {
     "LLM": "tokenmill.llm",
     "AsyncLLM": "tokenmill.llm",
+    "PDMetrics": "tokenmill.observe.separation",
     "RequestOutput": "tokenmill.llm",
     "SamplingParams": "tokenmill.core.types",
 }

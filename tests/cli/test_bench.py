@@ -48,6 +48,10 @@ def report(result: subprocess.CompletedProcess[str]) -> Report:
         (["serve", "--url", "nowhere"], "--url is 'nowhere', but must be like http://"),
         (["serve", "--url", "http://h", "--threads", "2"], "--threads has no part in measuring --url"),
         (["latency", "--url", "http://h", "--cpus", "0"], "--cpus has no part in measuring --url"),
+        (["pd", "m", "--threads", "1"], "there is 1 thread for two workers: give --threads 2"),
+        (["pd", "m", "--chunks", "4"], "--chunks is '4', but must be numbers between 8 and 16384 or paced"),
+        (["pd", "m", "--rates", "0"], "--rates is '0', but must be numbers above 0"),
+        (["pd", "m", "--slo-itl", "0"], "--slo-itl is 0, but must be above 0"),
         (["kernels", "--cpus", "0,0"], "cpus is '0,0', which lists 0 twice"),
         (["kernels", "--threads", "2", "--cpus", "0"], "threads is 2, but cpus lists 1 (0)"),
         (["serve", "--url", "http://127.0.0.1:9"], "cannot reach http://127.0.0.1:9/v1: ClientConnectorError: [Errno "),
@@ -183,6 +187,22 @@ def test_the_forward_pass_is_measured_as_json(smollm2_path: Path, tmp_path: Path
     assert rows == [("prefill", 16), ("decode", 1), ("decode", 2)]
     assert found.settings == {"seed": 0, "prompt_tokens": 16, "batch_sizes": [1, 2], "context": 8}
     assert (found.benchmark, found.model, found.threads) == ("throughput", str(smollm2_path), 1)
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_separation_is_measured_beside_mixed_engines(smollm2_path: Path, tmp_path: Path) -> None:
+    args = ["--streams", "2", "--prompts", "2", "--rates", "8", "--prompt-tokens", "96,128", "--answer-tokens", "4", "--chunks", "64"]
+    chart = tmp_path / "pd.png"
+    found = report(bench("pd", str(smollm2_path), *args, "--threads", "2", "--prefill-chunk", "32", "--plot", str(chart), "--json", "-"))
+    assert (found.threads, found.settings["prompt_tokens"], found.settings["slo_itl"]) == (2, [96, 128], 0.1)
+    setups = ("separated", "mixed 2048", "mixed 64")
+    rows = found.tables["setups"]
+    assert [(row["prompt_tokens"], row["setup"], row["prompts"]) for row in rows] == [(n, s, 2) for n in (96, 128) for s in setups]
+    assert all(float(row["gaps"] or 0) > 0 < float(row["ttft_p50"] or 0) for row in rows)
+    transfers = found.tables["transfers"]
+    assert [(row["handed_over"], row["chunks"], row["bytes"]) for row in transfers] == [(2, 3, 23_040 * 96), (2, 4, 23_040 * 128)]
+    assert [row["by"] for row in found.tables["rivals"]] == ["ITL p99", "good share"] * 2
+    assert len(found.tables["limits"]) == 4
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 

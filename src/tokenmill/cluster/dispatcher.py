@@ -29,6 +29,7 @@ from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserve
 from tokenmill.core.messages import EngineInfo, Failed, Generate, SequenceOutput, Stats, StepOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
+from tokenmill.observe.separation import PDMetrics, RequestTimes
 from tokenmill.worker.client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -49,28 +50,34 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that is worked on. held: since when, and for what, it waits for a worker."""
+    """A request that is worked on. held: since when, and for what, it waits for a worker. heard: whose tokens were the last."""
 
     generate: Generate
     route: RouteRequest
     course: Course
     feed: Feed
+    times: RequestTimes
     decode: Part | None = None
     prefill: Part | None = None
     reserved_at: float = 0.0
     held: tuple[float, NeedDecode] | None = None
+    heard: Part | None = None
 
     def part_of(self, process: Process) -> Part | None:
         return next((part for part in (self.decode, self.prefill) if part is not None and part.process == process), None)
 
 
 class Dispatcher:
-    """All requests behind one gateway. expects: whether a worker of a model is being started, so that it is worth waiting for."""
+    """All requests behind one gateway. expects: whether a worker of a model is being started, so that it is worth waiting for. metrics: is
+    told of them."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, expects: Callable[[str], bool], policy: CoursePolicy | None = None) -> None:
+    def __init__(
+        self, fleet: Fleet, clock: Clock, expects: Callable[[str], bool], metrics: PDMetrics, policy: CoursePolicy | None = None
+    ) -> None:
         self._fleet = fleet
         self._clock = clock
         self._expects = expects
+        self._metrics = metrics
         self._policy = policy or CoursePolicy()
         self._members: dict[str, Member] = {}
         self._lives: dict[str, _Live] = {}
@@ -217,7 +224,7 @@ class Dispatcher:
         assert request.params.max_tokens is not None, "max_tokens is resolved by the sender"
         route = RouteRequest(model=model, prompt_tokens=len(request.prompt), max_tokens=request.params.max_tokens, hashes=hashes)
         course = Course(request, separate=self._is_worth_separating(request, route), policy=self._policy)
-        live = self._lives[request.request_id] = _Live(request, route, course, feed)
+        live = self._lives[request.request_id] = _Live(request, route, course, feed, self._metrics.request(self._clock.now()))
         self._carry_out(live, course.begin())
 
     def _is_worth_separating(self, request: Generate, route: RouteRequest) -> bool:
@@ -253,7 +260,7 @@ class Dispatcher:
             effect = todo.popleft()
             match effect:
                 case Deliver(output):
-                    live.feed.put(output)
+                    self._deliver(live, output)
                 case Send(process, message):
                     self._send(live, process, message)
                 case NeedDecode():
@@ -313,12 +320,22 @@ class Dispatcher:
             return
         part = live.part_of(member.process)
         if part is not None and output.tokens:
+            if live.heard is not part:
+                live.heard = part
+                live.times.first_output(self._clock.now(), output.index, len(output.tokens), part.begun, prefill=part is live.prefill)
             self._ledger.output(part, output)
         if len(effects) == 1 and not live.course.over:  # nearly always
             assert isinstance(effects[0], Deliver)
-            live.feed.put(output)
+            self._deliver(live, output)
         else:
             self._carry_out(live, effects)
+
+    def _deliver(self, live: _Live, output: SequenceOutput) -> None:
+        if output.drafted:
+            live.times.verified(output.drafted, len(output.tokens) - 1)
+        if output.finish_reason is not None:
+            live.times.choice_ended(self._clock.now(), output.index + len(output.tokens), output.finish_reason)
+        live.feed.put(output)
 
     def _note(self, live: _Live, process: Process, message: Failed | Reserved | Ready | Taken | Refused) -> None:
         """What is learnt about workers from what one says of a request."""
@@ -332,6 +349,7 @@ class Dispatcher:
                 self._ledger.ready(part, message)
             case Taken() if source is not None:
                 self._ledger.taken(source, process, message)
+                live.times.copied(message.seconds)
             case Refused() if source is not None:
                 self._ledger.refused(source, process, message)
 

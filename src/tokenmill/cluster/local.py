@@ -22,6 +22,7 @@ from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
+from tokenmill.observe.separation import PDMetrics
 from tokenmill.worker.client import EngineClient
 
 REMOVED_WITHIN = 10.0
@@ -34,7 +35,7 @@ _SHUT_DOWN = "the server shut down before the answer was complete: send the requ
 
 
 class Cluster:
-    """Workers of one model, kept alive from `start` to `stop`."""
+    """Workers of one model, kept alive from `start` to `stop`. metrics: of the requests that they answer."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class Cluster:
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
         fleet = Fleet(clock, router=router, health=health, separation=separation)
-        self._dispatcher = Dispatcher(fleet, clock, self._expects, course)
+        self.metrics = PDMetrics()
+        self._dispatcher = Dispatcher(fleet, clock, self._expects, self.metrics, course)
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
         self._watch: asyncio.Task[None] | None = None

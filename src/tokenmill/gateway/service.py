@@ -50,7 +50,7 @@ class Service:
         """`names`: what clients may call the model, the first one is what answers call it. `chosen`: a chat template instead of its own."""
         self.cluster = cluster
         self.names = tuple(names)
-        self.metrics = Metrics(self.names[0])
+        self.metrics = Metrics(self.names[0], cluster.metrics)
         self.created = int(time.time())
         self._load_tokenizer = load_tokenizer
         self._chosen = chosen

@@ -13,9 +13,9 @@ from tokenmill.measure.costs import Costs
 from tokenmill.measure.plot import Chart, Line
 from tokenmill.measure.report import Ceilings, Column, Row, Table, by_key
 from tokenmill.measure.serving import Record
-from tokenmill.measure.statistics import percentile, summarise
 from tokenmill.measure.targets import Target, now
 from tokenmill.measure.workload import Ask, text_of
+from tokenmill.observe.statistics import percentile, summarise
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenmill import __version__
 from tokenmill.measure.machine import Machine
+from tokenmill.observe.text_table import aligned
 
 Value = str | bool | int | float | None
 Row = dict[str, Value]
@@ -46,12 +47,7 @@ class Table:
         cells = [[column.label for column in self.columns]]
         cells += [[column.show(row.get(column.key)) for column in self.columns] for row in self.rows]
         left = [any(isinstance(row.get(column.key), str) for row in self.rows) for column in self.columns]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) if words else cell.rjust(width) for cell, width, words in zip(line, widths, left, strict=True))
-            for line in cells
-        ]
-        return "\n".join([self.title, *(line.rstrip() for line in lines)])
+        return "\n".join([self.title, *aligned(cells, left)])
 
 
 class Ceilings(msgspec.Struct, frozen=True):

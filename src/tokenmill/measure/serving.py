@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from tokenmill.measure.plot import Chart, Line
 from tokenmill.measure.report import Column, Row, Table
-from tokenmill.measure.statistics import Summary, summarise
+from tokenmill.observe.statistics import Summary, summarise
 
 
 @dataclass

@@ -6,33 +6,30 @@ They are plain numbers until they are asked for: one thread counts, several time
 from __future__ import annotations
 
 import collections
-import itertools
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from tokenmill.observe.engines import EngineStats, families
+from tokenmill.observe.histogram import BETWEEN_TOKENS, FIRST_TOKEN, REQUEST, Histogram
+from tokenmill.observe.separation import PDMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-_BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-
 
 class Metrics(Collector):
     """The metrics of one served model. Those of engines have the engine's name as a label."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, requests: PDMetrics | None = None) -> None:
+        """requests: what the dispatcher sees of them."""
         self._model = model
-        self._first_token = _Histogram(_FIRST_TOKEN)
-        self._between_tokens = _Histogram(_BETWEEN_TOKENS)
-        self._request = _Histogram(_REQUEST)
-        self._queue = _Histogram(_REQUEST)
+        self._requests = requests or PDMetrics()
+        self._first_token = Histogram(FIRST_TOKEN)
+        self._between_tokens = Histogram(BETWEEN_TOKENS)
+        self._request = Histogram(REQUEST)
+        self._queue = Histogram(REQUEST)
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._ended: collections.Counter[str] = collections.Counter()
@@ -69,10 +66,11 @@ class Metrics(Collector):
         """What prometheus_client calls for the text."""
         yield self._gauge("engine_up", "Whether an engine is there that takes requests and answers.", float(self._up))
         yield from families(self._model, self._engines)
-        yield self._histogram("time_to_first_token_seconds", "From arrival to the first token of a choice.", self._first_token)
-        yield self._histogram("inter_token_latency_seconds", "Between two outputs of a choice.", self._between_tokens)
-        yield self._histogram("e2e_request_latency_seconds", "From arrival to the end of a choice.", self._request)
-        yield self._histogram("request_queue_time_seconds", "From arrival to the first step with the choice in it.", self._queue)
+        yield self._first_token.family("time_to_first_token_seconds", "From arrival to the first token of a choice.", self._model)
+        yield self._between_tokens.family("inter_token_latency_seconds", "Between two outputs of a choice.", self._model)
+        yield self._request.family("e2e_request_latency_seconds", "From arrival to the end of a choice.", self._model)
+        yield self._queue.family("request_queue_time_seconds", "From arrival to the first step with the choice in it.", self._model)
+        yield from self._requests.families(self._model)
         yield self._counter("prompt_tokens", "Prompt tokens of requests whose prompt was computed.", self._prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", self._generation_tokens)
         ended = CounterMetricFamily("tokenmill:request_success", "Choices that ended, by reason.", labels=("model_name", "finished_reason"))
@@ -89,25 +87,3 @@ class Metrics(Collector):
         family = CounterMetricFamily(f"tokenmill:{name}", about, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family
-
-    def _histogram(self, name: str, about: str, values: _Histogram) -> Metric:
-        family = HistogramMetricFamily(f"tokenmill:{name}", about, labels=("model_name",))
-        family.add_metric((self._model,), values.buckets(), values.sum)
-        return family
-
-
-class _Histogram:
-    """Values counted by the first of `bounds` that they do not exceed, and their sum."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Each bound and how many values there are up to it."""
-        return list(zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], itertools.accumulate(self._counts), strict=True))

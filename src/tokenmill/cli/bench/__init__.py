@@ -8,5 +8,6 @@ COMMANDS = {
     "throughput": "Measure a batch job, or single steps by batch size.",
     "spec": "Measure what speculation gains, and that it changes no answer.",
     "kv": "Measure what prefix sharing, page sizes and formats do for the KV cache.",
+    "pd": "Measure what separating prefill from decode gains, and that it changes no answer.",
     "serve": "Put a load on a server and measure what clients see.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,6 +32,14 @@ def numbers(text: str, option: str, least: int = 1, most: int = 1 << 20) -> list
     if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
         raise ConfigError(f"{option} is {text!r}, but must be numbers between {least} and {most} such as 1,4,16", param=option)
     return sorted({int(part) for part in parts})
+
+
+def rates(text: str, option: str) -> list[float]:
+    """`0.1,2` as ascending numbers per second. Raises `ConfigError` naming the option."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d+(\.\d+)?", part, re.ASCII) and 0 < float(part) <= 1e6 for part in parts):
+        raise ConfigError(f"{option} is {text!r}, but must be numbers above 0 such as 0.1,0.5", param=option)
+    return sorted({float(part) for part in parts})
 
 
 def one_target(model: str | None, url: str | None) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.measure.statistics import Summary, percentile, summarise
+from tokenmill.observe.statistics import Summary, percentile, summarise
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What `tokenmill bench pd` measures: prompts on workers of their own, against prompts beside the streams that decode."""
