@@ -44,7 +44,7 @@ def command(
     prefill_chunk: Annotated[int, typer.Option(min=8, max=16384, help="Of the prefill worker: what is handed over at a time.")] = 128,
     connector: Annotated[Literal["shm", "tcp"], typer.Option(help="By which KV gets to the decode worker.")] = "shm",
     slo_ttft: Annotated[float, typer.Option(help="Milliseconds: a request is good if its first token is in time.")] = 10_000,
-    slo_itl: Annotated[float, typer.Option(help="Milliseconds: … and 99% of the gaps between its tokens are no longer.")] = 100,
+    slo_itl: Annotated[float, typer.Option(help="Milliseconds: … and 99% of the gaps between its tokens are no longer.")] = 150,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each setup.")] = 1,
     threads: Threads = 0,
     cpus: Cpus = None,
