@@ -52,7 +52,7 @@ def command(
     json: options.Json = None,
     plot: options.Plot = None,
 ) -> None:
-    """Measure what separating prefill from decode gains on this host, and that it changes no answer.
+    """Measure what separating prefill from decode gains, and that it changes no answer.
 
     One prefill and one decode worker take turns with mixed engines that have the threads of both: each answers the same streams and the
     same long prompts, at the same times. An answer that differs ends it with an error.
