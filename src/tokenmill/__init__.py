@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "AsyncLLM", "PDMetrics", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "PDMetrics", "PDRouter", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from tokenmill.core.types import SamplingParams
+    from tokenmill.gateway.pd_router import PDRouter
     from tokenmill.llm import LLM, AsyncLLM, RequestOutput
     from tokenmill.observe.separation import PDMetrics
 
@@ -20,6 +21,7 @@ _HOMES = {
     "LLM": "tokenmill.llm",
     "AsyncLLM": "tokenmill.llm",
     "PDMetrics": "tokenmill.observe.separation",
+    "PDRouter": "tokenmill.gateway.pd_router",
     "RequestOutput": "tokenmill.llm",
     "SamplingParams": "tokenmill.core.types",
 }

@@ -10,9 +10,9 @@ from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cpus import usable_cpus
+from tokenmill.core.memory import available_memory
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams
-from tokenmill.engine.memory import available_memory
 
 
 async def test_each_requests_times_are_those_that_its_client_saw(smollm2_path: Path) -> None:

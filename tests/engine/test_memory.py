@@ -8,8 +8,9 @@ import pytest
 
 from tokenmill.core.config import DEFAULT_SHARE, EngineConfig, KVCacheConfig
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.memory import available_memory
 from tokenmill.core.types import FRAME
-from tokenmill.engine.memory import Capacity, available_memory, plan_capacity
+from tokenmill.engine.memory import Capacity, plan_capacity
 from tokenmill.kv.footprint import Footprint
 
 GIB = 2**30

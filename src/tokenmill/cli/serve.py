@@ -70,7 +70,7 @@ def command(
     sock = listen(host, port)
     from tokenmill.cluster.division import divide
     from tokenmill.cluster.local import Cluster
-    from tokenmill.engine.memory import available_memory
+    from tokenmill.core.memory import available_memory
     from tokenmill.gateway.service import Service
     from tokenmill.weights.catalogue import resolve, with_draft
 

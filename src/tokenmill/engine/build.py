@@ -8,12 +8,13 @@ import time
 
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.memory import available_memory
 from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import FRAME
 from tokenmill.engine.cache import RequestBudget, design_cache
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import Loaded, load_model
-from tokenmill.engine.memory import available_memory, plan_capacity
+from tokenmill.engine.memory import plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
 from tokenmill.engine.shared import Shared, share
 from tokenmill.engine.speculation import build_speculator

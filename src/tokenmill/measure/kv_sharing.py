@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.memory import available_memory
 from tokenmill.core.types import SamplingParams
-from tokenmill.engine.memory import available_memory
 from tokenmill.kv.footprint import frames_for
 from tokenmill.llm import AsyncLLM
 from tokenmill.llm.outputs import RequestOutput

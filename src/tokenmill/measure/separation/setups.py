@@ -14,8 +14,8 @@ from tokenmill.cluster.division import WorkerPlan, Workers, divide
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.memory import available_memory
 from tokenmill.core.roles import Role
-from tokenmill.engine.memory import available_memory
 from tokenmill.kv.footprint import frames_for
 from tokenmill.measure.kv_model import KVModel
 from tokenmill.measure.separation.demand import STREAM_PROMPT, Demand
