@@ -108,3 +108,14 @@ def test_what_a_busy_machine_took_is_not_believed_for_good() -> None:
     assert drafted(400, 2.0)
     drafted(KEPT + 8, 1.0)
     assert drafted(400, 1.0)
+
+
+def test_drafts_end_when_steps_without_have_become_cheap_unseen() -> None:
+    """As when long sequences give way to short ones: what every step with drafts costs is measured, and what one without does is not."""
+    decoding = Decoding(odds=0.5, length=2, right=1)
+    before = [decoding.step(plain=0.1, row=0.001) for _ in range(60)]
+    assert sum(count > 0 for count in before) > 50
+    for _ in range(200):
+        decoding.step(plain=0.05, row=0.05)
+    after = [decoding.step(plain=0.05, row=0.05) for _ in range(100)]
+    assert sum(count > 0 for count in after) < 20
