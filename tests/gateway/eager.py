@@ -9,6 +9,7 @@ import sys
 def work() -> None:
     from tokenmill.speculate import draft_model, speculator
     from tokenmill.speculate.balance import Balance
+    from tokenmill.speculate.checks import Checks
     from tokenmill.speculate.proposer import Best, Worth
     from tokenmill.worker.main import main
 
@@ -17,6 +18,7 @@ def work() -> None:
     Worth.floor = lambda *_: 0.0  # type: ignore[method-assign]
     Worth.best = lambda worth, odds, drafting=0.0, drafts=1: Best(float(len(odds)), 1.0 + len(odds))  # type: ignore[method-assign]
     Balance.rests = lambda _: False  # type: ignore[method-assign]
+    Checks.due = False  # type: ignore[method-assign, assignment]
     main()
 
 

@@ -10,6 +10,7 @@ from request_pool import RequestPool
 from tokenmill.models.loader import Model
 from tokenmill.speculate import speculator
 from tokenmill.speculate.balance import Balance
+from tokenmill.speculate.checks import Checks
 from tokenmill.speculate.proposer import Best, Worth
 
 
@@ -37,3 +38,4 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worth, "floor", lambda worth, most: 0.0)
     monkeypatch.setattr(Worth, "best", lambda worth, odds, drafting=0.0, drafts=1: Best(float(len(odds)), 1.0 + len(odds)))
     monkeypatch.setattr(Balance, "rests", lambda balance: False)
+    monkeypatch.setattr(Checks, "due", False)

@@ -45,7 +45,7 @@ class FreeRows:
     def seconds(self, rows: int) -> float:
         return 1.0
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, weight: float = 0.0) -> None:
         """What is measured changes nothing."""
 
     def note_plain(self) -> None:
@@ -55,4 +55,5 @@ class FreeRows:
 def engines_guess_by(guesser: Guesser, patch: pytest.MonkeyPatch, most: int = 8) -> None:
     """Engines that are built from here on draft what `guesser` says, all of it in every step, however long steps take."""
     patch.setattr("tokenmill.speculate.speculator.StepCosts", FreeRows)
+    patch.setattr("tokenmill.speculate.speculator.Checks.due", False)
     patch.setattr("tokenmill.engine.build.build_speculator", lambda *parts: Speculator(guesser, most, 0.0))

@@ -10,6 +10,9 @@ SLOPE = 0.2
 WEIGHT = 1 / 8
 """Of a new measurement against what is known."""
 
+CHECK = 1 / 2
+"""Of one that was made because what is known may be out of date."""
+
 OUTLIER = 2.0
 """What took so many times what is known was disturbed, and counts as this many times."""
 
@@ -33,10 +36,11 @@ class StepCosts:
     def known(self) -> bool:
         return bool(self._rows)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, weight: float = WEIGHT) -> None:
+        """A step of so many rows took so long. weight: against what is known."""
         if rows not in self._seconds:
             insort(self._rows, rows)
-        self._seconds[rows] = average(self._seconds.get(rows), seconds)
+        self._seconds[rows] = average(self._seconds.get(rows), seconds, weight)
         self._seen[rows] = self._plain
 
     def note_plain(self) -> None:
@@ -59,9 +63,9 @@ class StepCosts:
         return (1 - share) * self._seconds[low] + share * self._seconds[high]
 
 
-def average(known: float | None, new: float) -> float:
+def average(known: float | None, new: float, weight: float = WEIGHT) -> float:
     """Seconds with one more measurement; None: the first."""
-    return new if known is None else known + WEIGHT * (min(new, OUTLIER * known) - known)
+    return new if known is None else known + weight * (min(new, OUTLIER * known) - known)
 
 
 def _shape(rows: int) -> float:

@@ -17,7 +17,8 @@ from tokenmill.sampling.state import SamplerState
 from tokenmill.scheduler.scheduler import Step
 from tokenmill.scheduler.sequence import Sequence
 from tokenmill.speculate.balance import Balance
-from tokenmill.speculate.costs import StepCosts
+from tokenmill.speculate.checks import Checks
+from tokenmill.speculate.costs import CHECK, WEIGHT, StepCosts
 from tokenmill.speculate.draft import Draft
 from tokenmill.speculate.lengths import choose_lengths
 from tokenmill.speculate.proposer import Proposer, Wish, Worth
@@ -69,7 +70,7 @@ class Speculator:
 
     most: tokens of a draft at most. threshold: share of drafted tokens that must be right for a sequence to get more of them. rejects:
     whether drafts are to be verified by rejection.
-    total: what was drafted since the start. drafts: those of this step that are not empty. costs, balance, margin: what
+    total: what was drafted since the start. drafts: those of this step that are not empty. costs, checks, balance, margin: what
     drafts are judged by; a measurement that wants drafts whatever they are worth puts others in their place for a while.
     """
 
@@ -77,6 +78,7 @@ class Speculator:
         self.total = Speculation()
         self.drafts: dict[Sequence, Draft] = {}
         self.costs = StepCosts()
+        self.checks = Checks()
         self.balance = Balance()
         self.margin = MARGIN
         self.rejects = rejects
@@ -107,7 +109,7 @@ class Speculator:
         if not rows or not self.costs.known:
             return
         begun = time.monotonic()
-        rests = self.balance.rests()
+        rests = self.balance.rests() or self.checks.due
         rooms = [0 if rests else self._room(s) for s in sequences]
         if self._proposer.writes:
             rooms = [lend(s, room) if room else 0 for s, room in zip(sequences, rooms, strict=True)]
@@ -127,9 +129,13 @@ class Speculator:
         """The step took `seconds`. tokens: what came out of it for each sequence that is still there."""
         if all(work.samples and work.n_tokens == 1 for work in step):
             drafted = sum(len(work.draft) for work in step)
-            self.costs.observe(len(step) + drafted, seconds)
-            if not drafted:
+            believed = self.costs.seconds(len(step)) if self.costs.known else seconds
+            self.costs.observe(len(step) + drafted, seconds, CHECK if self.checks.due and not drafted else WEIGHT)
+            if drafted:
+                self.checks.note_drafts()
+            else:
                 self.costs.note_plain()
+                self.checks.note_plain(believed, seconds)
             given = [len(tokens[work.sequence]) for work in step if work.sequence in tokens]
             if given and (drafted or self._drafting > IDLE * seconds):  # of those that have gone meanwhile nothing is known
                 self.balance.note(self._drafting + seconds, fmean(given) * self.costs.seconds(len(step)))

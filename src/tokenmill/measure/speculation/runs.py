@@ -19,7 +19,7 @@ from tokenmill.engine.build import build_engine
 from tokenmill.engine.loading import Loaded
 from tokenmill.measure.report import Tell
 from tokenmill.speculate.balance import Balance
-from tokenmill.speculate.costs import StepCosts
+from tokenmill.speculate.costs import WEIGHT, StepCosts
 from tokenmill.text.chat import ChatTemplate, encode_chat
 from tokenmill.weights.vocabulary import load_tokenizer
 
@@ -42,8 +42,8 @@ class FreeRows(StepCosts):
     def known(self) -> bool:
         return self._under.known
 
-    def observe(self, rows: int, seconds: float) -> None:
-        self._under.observe(rows, seconds)
+    def observe(self, rows: int, seconds: float, weight: float = WEIGHT) -> None:
+        self._under.observe(rows, seconds, weight)
 
     def seconds(self, rows: int) -> float:
         return DEAR * self._under.seconds(self._most_rows)
