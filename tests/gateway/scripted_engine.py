@@ -125,6 +125,10 @@ class ScriptedEngine:
             if sequence.request.request_id == request_id and choice in (None, sequence.choice):
                 sequence.aborted = reason
 
+    def abort_all(self) -> None:
+        for sequence in self._sequences:
+            sequence.aborted = FinishReason.ABORT
+
     def start_step(self) -> None:
         """Nothing: a step of this engine is done in `finish_step`."""
 

@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 from comparison import Answer
 from request_pool import RequestPool
+from serving import TOKENMILL
 from traffic import Request
 
 from tokenmill.cluster.course import CoursePolicy
 from tokenmill.cluster.division import WorkerPlan
+from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.separation import SeparationPolicy
 from tokenmill.cluster.supervisor import RestartPolicy
@@ -26,6 +29,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.kv_spelling import Format, kv_settings
 from tokenmill.core.messages import Generate
+from tokenmill.core.proof import read_secret
 from tokenmill.core.roles import Role
 from tokenmill.weights.catalogue import resolve
 
@@ -219,3 +223,39 @@ async def test_other_models(model: str) -> None:
     async with workers(resolve(model), [Role.PREFILL, Role.DECODE, Role.MIXED], {"connector": "shm"}, memory_gb=0.5) as cluster:
         await serve(cluster, pool, [*pool.short, *pool.long], seed=5, count=60)
         await until_nothing_is_held(cluster)
+
+
+async def test_workers_that_have_joined_by_tcp(pool: RequestPool, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(secrets.token_hex(16))
+    listening = Listening(socket.create_server(("127.0.0.1", 0)), read_secret(str(secret)))
+    port = listening.sock.getsockname()[1]
+    config = EngineConfig.from_settings(model=str(pool.alone.model), served_name="m")
+    cluster = Cluster(config, [], separation=ALWAYS, listening=listening)
+    sizes = ["--threads", "1", "--max-model-len", "1800", "--kv-memory-gb", "0.6", "--served-model-name", "m"]
+    command = [*TOKENMILL, "worker", str(pool.alone.model), "--join", f"127.0.0.1:{port}", "--secret-file", str(secret), *sizes]
+    processes = [await asyncio.create_subprocess_exec(*command, "--role", role, "--name", role) for role in ("prefill", "decode")]
+    try:
+        await cluster.start()
+        async with asyncio.timeout(PATIENCE):
+            while len(cluster.workers) < 2:
+                await asyncio.sleep(0.01)
+        assert {info.address.partition(":")[0] for info in cluster.workers.values()} == {"tcp"}
+        await serve(cluster, pool, [*pool.short, *pool.long], seed=6, count=30)
+        told = await until_nothing_is_held(cluster)
+        assert told["decode"].reads > 5
+        for member in list(cluster._dispatcher.members):
+            member.client.cut()
+        async with asyncio.timeout(PATIENCE):
+            while len(cluster.workers) < 2:
+                await asyncio.sleep(0.01)
+        await serve(cluster, pool, pool.short, seed=7, count=5)
+        for process in processes:
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        await cluster.stop(0)

@@ -17,8 +17,9 @@ from fake_pools import THEIRS, draw, pool, random_bytes, stream
 from fake_workers import FINGERPRINT, SECRET, Wire, over
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.proof import prove
 from tokenmill.kernels.frames import BLOCK, Geometry, KVMemory
-from tokenmill.transfer import handshake, listener, names
+from tokenmill.transfer import listener, names
 from tokenmill.transfer.connector import Options, Side
 from tokenmill.transfer.messages import ANSWERS, CHALLENGES, GREETINGS, VERSION, Granted, Hello, Read, Refusal, Welcome
 from tokenmill.transfer.stream import MAX_MESSAGE, Stream
@@ -120,7 +121,7 @@ def introduce(sock, secret=SECRET, **wrong):
     challenge = stream.receive(CHALLENGES)
     said = {"version": VERSION, "fresh": bytes(32), "fingerprint": FINGERPRINT, "slots": THEIRS.slots, "piece_bytes": THEIRS.piece_bytes}
     hello = Hello(**said | wrong)
-    proof = wrong.get("proof", handshake._proof(secret, "reader", challenge.fresh, hello))
+    proof = wrong.get("proof", prove(secret, "reader", challenge.fresh, hello))
     stream.send(msgspec.structs.replace(hello, proof=proof))
     return stream, stream.receive(GREETINGS)
 
@@ -157,7 +158,7 @@ def test_a_proof_that_was_overheard_is_none_the_next_time(wire, open_door, knock
     sock = Stream(knock(door), 600)
     challenge = sock.receive(CHALLENGES)
     hello = Hello(version=VERSION, fresh=bytes(32), fingerprint=FINGERPRINT, slots=THEIRS.slots, piece_bytes=THEIRS.piece_bytes)
-    hello = msgspec.structs.replace(hello, proof=handshake._proof(secret, "reader", challenge.fresh, hello))
+    hello = msgspec.structs.replace(hello, proof=prove(secret, "reader", challenge.fresh, hello))
     sock.send(hello)
     assert isinstance(sock.receive(GREETINGS), Welcome)
     other = Stream(knock(door), 600)
@@ -170,7 +171,7 @@ def test_a_proof_that_was_overheard_is_none_the_next_time(wire, open_door, knock
 def test_a_door_does_not_prove_what_a_reader_has_to(wire, open_door, knock):
     """What the door says back to a number that a stranger has from another door is no reader's proof there."""
     hello = Hello(version=VERSION, fresh=bytes(32), fingerprint=FINGERPRINT, slots=THEIRS.slots, piece_bytes=THEIRS.piece_bytes)
-    assert handshake._proof(SECRET, "reader", bytes(32), hello) != handshake._proof(SECRET, "door", bytes(32), hello)
+    assert prove(SECRET, "reader", bytes(32), hello) != prove(SECRET, "door", bytes(32), hello)
 
 
 @over("shm", "tcp")

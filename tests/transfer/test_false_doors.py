@@ -15,6 +15,7 @@ import pytest
 from fake_pools import MINE
 from fake_workers import over
 
+from tokenmill.core.proof import prove
 from tokenmill.transfer import handshake
 from tokenmill.transfer.connector import Refused
 from tokenmill.transfer.messages import HELLOS, READS, VERSION, Challenge, Granted, Welcome
@@ -123,7 +124,7 @@ def welcome(stream, side, secret, **wrong):
     g = side.memory.geometry
     said = {"slots": g.slots, "slot_stride": g.slot_stride, "piece_bytes": g.piece_bytes, "n_frames": g.n_frames}
     said = Welcome(**{"boot": side.boot, "fingerprint": side.fingerprint} | said | wrong)
-    stream.send(msgspec.structs.replace(said, proof=handshake._proof(secret, "door", hello.fresh, said)))
+    stream.send(msgspec.structs.replace(said, proof=prove(secret, "door", hello.fresh, said)))
 
 
 @over("shm", "tcp")

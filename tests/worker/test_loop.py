@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
@@ -44,6 +45,9 @@ class Notebook:
     def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         self.has_work = False
         self.log.append("abort")
+
+    def abort_all(self) -> None:
+        raise AssertionError
 
     def finish_step(self) -> list[SequenceOutput]:
         if self._started:
@@ -91,7 +95,7 @@ def hear() -> None:
 
     engine = Notebook(meanwhile)
     inbox = Inbox(ours)
-    worker = Worker(engine, ours, inbox)
+    worker = Worker(engine, functools.partial(wire.send, ours), inbox)
     wire.send(theirs, REQUEST)
     worker.run()
     print(*engine.log, flush=True)

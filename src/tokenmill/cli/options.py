@@ -16,6 +16,7 @@ from tokenmill.core.types import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.cluster.division import Workers
     from tokenmill.cluster.health import HealthPolicy
+    from tokenmill.cluster.joining import Listening
     from tokenmill.cluster.router import RouterPolicy
     from tokenmill.llm import LLM
 
@@ -114,22 +115,50 @@ def speculation(method: str | None, draft_model: str | None, draft_tokens: int |
     return {"speculative_config": {"method": method, "model": draft_model} | most}
 
 
-def workers(prefill: int, decode: int, mixed: int) -> Workers:
-    """How many of which role; without any, one that is mixed. Raises `ConfigError`."""
+def workers(prefill: int, decode: int, mixed: int, joining: bool = False) -> Workers:
+    """How many of which role; without any, one that is mixed, unless others join. Raises `ConfigError`."""
     from tokenmill.cluster.division import Workers
 
-    return Workers(prefill=prefill, decode=decode, mixed=mixed or int(not prefill and not decode))
+    return Workers(prefill=prefill, decode=decode, mixed=mixed or int(not prefill and not decode and not joining), joining=joining)
+
+
+def listening(address: str, secret_file: str | None, cert: str | None, key: str | None) -> Listening:
+    """Where workers of other hosts join. Raises `ConfigError`."""
+    import ssl
+
+    from tokenmill.cluster.joining import Listening
+    from tokenmill.core.proof import read_secret, require_secret
+    from tokenmill.core.sockets import parse_address
+    from tokenmill.gateway.server import listen
+
+    host, port = parse_address(address, param="--listen-workers")
+    if secret_file is None:
+        raise ConfigError(
+            "--listen-workers needs --secret-file, a file with at least 16 random bytes (openssl rand -hex 32) that all workers have",
+            param="--secret-file",
+        )
+    secret = require_secret(read_secret(secret_file), "--secret-file")
+    if (cert is None) != (key is None):
+        raise ConfigError("--workers-tls-cert and --workers-tls-key belong together: give both or none", param="--workers-tls-cert")
+    tls = None
+    if cert is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            tls.load_cert_chain(cert, key, password="")
+        except OSError as error:
+            raise ConfigError(f"--workers-tls-cert {cert} cannot be used: {error.strerror or error}", param="--workers-tls-cert") from None
+    return Listening(listen(host, port), secret, tls)
 
 
 def transfer(chosen: Workers, connector: str | None, secret_file: str | None) -> dict[str, Any]:
     """Settings of an engine. Raises `ConfigError`."""
-    if connector is None and secret_file is None:
+    if connector is None and (secret_file is None or chosen.joining):
         return {}
     given = "--secret-file" if connector is None else "--connector"
     _need_several(chosen, given)
     if connector is None:
         raise ConfigError("--secret-file is for --connector tcp or nixl: leave it out, or choose one of them", param="--secret-file")
-    if parse_connector(connector) == "shm" and secret_file is not None:
+    if parse_connector(connector) == "shm" and secret_file is not None and not chosen.joining:
         raise ConfigError(
             "--connector shm does not leave the host and has no use for --secret-file: leave it out, or choose tcp", param="--secret-file"
         )
@@ -139,7 +168,7 @@ def transfer(chosen: Workers, connector: str | None, secret_file: str | None) ->
             "choose shm, which needs none",
             param="--secret-file",
         )
-    return {"kv_transfer_config": {"connector": connector, "secret_file": secret_file}}
+    return {"kv_transfer_config": {"connector": connector, "secret_file": None if connector == "shm" else secret_file}}
 
 
 def routing(chosen: Workers, strategy: str | None, health_check_interval: float | None) -> tuple[RouterPolicy, HealthPolicy]:
@@ -166,7 +195,7 @@ def routing(chosen: Workers, strategy: str | None, health_check_interval: float 
 
 
 def _need_several(chosen: Workers, option: str) -> None:
-    if chosen.total == 1:
+    if chosen.total == 1 and not chosen.joining:
         raise ConfigError(
             f"{option} is for several workers, and there is one: leave it out, or add workers (--prefill 1 --decode 1)", param=option
         )

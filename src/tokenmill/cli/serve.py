@@ -49,6 +49,11 @@ def command(
     mixed: options.Mixed = 0,
     connector: options.Link = None,
     secret_file: options.SecretFile = None,
+    listen_workers: Annotated[
+        str | None, typer.Option(help="Where workers of other hosts join (tokenmill worker).", metavar="HOST:PORT")
+    ] = None,
+    workers_tls_cert: Annotated[str | None, typer.Option(help="What workers that join are shown.", metavar="FILE")] = None,
+    workers_tls_key: Annotated[str | None, typer.Option(help="Of this certificate.", metavar="FILE")] = None,
     routing_strategy: options.Strategy = None,
     health_check_interval: options.HealthCheckInterval = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
@@ -62,11 +67,16 @@ def command(
         raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
     settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
     settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
-    workers = options.workers(prefill, decode, mixed)
+    workers = options.workers(prefill, decode, mixed, joining=listen_workers is not None)
     settings |= options.transfer(workers, connector, secret_file)
     router, health = options.routing(workers, routing_strategy, health_check_interval)
     from tokenmill.gateway.server import listen, serve
 
+    listening = None
+    if listen_workers is not None:
+        listening = options.listening(listen_workers, secret_file, workers_tls_cert, workers_tls_key)
+    elif workers_tls_cert is not None or workers_tls_key is not None:
+        raise ConfigError("--workers-tls-cert and --workers-tls-key are for --listen-workers: leave them out", param="--workers-tls-cert")
     sock = listen(host, port)
     from tokenmill.cluster.division import divide
     from tokenmill.cluster.local import Cluster
@@ -103,7 +113,7 @@ def command(
         return load_tokenizer(path)
 
     plans = divide(config, workers, usable_cpus(), available_memory())
-    cluster = Cluster(config, plans, router=router, health=health)
+    cluster = Cluster(config, plans, router=router, health=health, listening=listening)
     service = Service(cluster, load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:

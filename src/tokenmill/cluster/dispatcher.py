@@ -26,7 +26,7 @@ from tokenmill.core.blocks import block_hashes
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import ModelBroken, TokenmillError
 from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken
-from tokenmill.core.messages import EngineInfo, Failed, Generate, SequenceOutput, Stats, StepOutput
+from tokenmill.core.messages import EngineInfo, Failed, Generate, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.separation import PDMetrics, RequestTimes
@@ -89,21 +89,20 @@ class Dispatcher:
     def members(self) -> Iterable[Member]:
         return self._members.values()
 
+    def member(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def answering(self, model: str) -> list[EngineInfo]:
+        """Of the workers that may get whole requests."""
+        return [self._members[worker.id].info for worker in self._fleet.registry.takers(model, Role.MIXED)]
+
+    def is_moving(self, name: str) -> bool:
+        """Whether a worker is there, and shows it."""
+        return self._fleet.state(name) in (State.HEALTHY, State.SUSPECT)
+
     def join(self, name: str, role: Role, info: EngineInfo, client: EngineClient) -> None:
         """A worker is ready: it gets requests from now on, until its stream ends."""
-        worker = Worker(
-            id=name,
-            role=role,
-            model=info.model,
-            fingerprint=info.fingerprint,
-            boot=info.boot,
-            address=info.address,
-            max_model_len=info.max_model_len,
-            max_batch_size=info.max_batch_size,
-            kv_tokens=info.kv_tokens,
-            chunk_size=info.chunk_size,
-        )
-        self._fleet.join(worker)
+        self._fleet.join(Worker.of(name, role, info))
         member = self._members[name] = Member(Process(name, info.boot), info, client)
         client.attach(_Ear(self, member))
         self._retry()
@@ -131,12 +130,22 @@ class Dispatcher:
             case Stats():
                 member.stats = message
                 self._fleet.health.counted(name, boot, message.steps, idle=message.idle)
+            case Leaving():
+                log.info("worker %s is leaving", name)
+                self._fleet.health.heard(name, boot)
+                self._fleet.registry.drain(name)
+                member.client.drain()
             case Failed() | Reserved() | Ready() | Taken() | Refused():
                 self._fleet.health.heard(name, boot)
                 request_id = message.ticket.request_id if isinstance(message, Ready) else message.request_id
                 if (live := self._lives.get(request_id)) is not None:
                     self._note(live, process, message)
                     self._carry_out(live, live.course.heard(process, message))
+
+    def role_of(self, name: str) -> Role:
+        worker = self._fleet.registry.get(name)
+        assert worker is not None, f"{name} is a member"
+        return worker.role
 
     def state_of(self, name: str) -> str:
         """Draining, or how healthy it is."""

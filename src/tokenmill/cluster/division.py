@@ -26,6 +26,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
+    joining: bool = False
+    """Whether others come from other hosts, of any role: then these need not be complete, and may be none."""
 
     @property
     def total(self) -> int:
@@ -40,6 +42,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
         for role in Role:
             if getattr(self, role) < 0:
                 raise ConfigError(f"{role} is {getattr(self, role)}, but must be 0 or more workers", param=role)
+        if self.joining and self.total <= MAX_WORKERS:
+            return
         if not 1 <= self.total <= MAX_WORKERS:
             raise ConfigError(f"there are {self.total} workers, but must be between 1 and {MAX_WORKERS} on a host", param="mixed")
         if self.prefill and not self.decode + self.mixed:
@@ -73,7 +77,9 @@ def divide(config: EngineConfig, workers: Workers, cpus: Collection[int], memory
     Raises `ConfigError` for less than each worker must have, and for settings that cannot be those of several workers.
     """
     roles = workers.roles
-    if len(roles) == 1:
+    if not roles:
+        return []
+    if len(roles) == 1 and not workers.joining:
         if config.role not in (None, Role.MIXED):
             raise ConfigError(f"kv_transfer_config: role is {config.role}, but a worker alone is mixed: leave it out", param="role")
         return [WorkerPlan("mixed-0", Role.MIXED, config)]

@@ -1,4 +1,5 @@
-"""The workers of one model on this host: processes that are kept alive, and the dispatcher that gives them work."""
+"""The workers of one model: processes of this host that are kept alive, those of other hosts that have joined, and the dispatcher that
+gives them work."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from tokenmill.cluster.course import CoursePolicy
 from tokenmill.cluster.dispatcher import Dispatcher, Member
 from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
+from tokenmill.cluster.guests import Guests
 from tokenmill.cluster.health import HealthPolicy
+from tokenmill.cluster.joining import Entrance, Listening
 from tokenmill.cluster.nursery import WORKER_COMMAND, Nursery
 from tokenmill.cluster.router import RouterPolicy
 from tokenmill.cluster.separation import SeparationPolicy
@@ -35,7 +38,8 @@ _SHUT_DOWN = "the server shut down before the answer was complete: send the requ
 
 
 class Cluster:
-    """Workers of one model, kept alive from `start` to `stop`. metrics: of the requests that they answer."""
+    """Workers of one model, from `start` to `stop`: those of this host are kept alive, and those of others come in as long as it lasts.
+    metrics: of the requests that they answer."""
 
     def __init__(
         self,
@@ -48,9 +52,11 @@ class Cluster:
         router: RouterPolicy | None = None,
         health: HealthPolicy | None = None,
         separation: SeparationPolicy | None = None,
+        listening: Listening | None = None,
     ) -> None:
-        """config: of what is loaded for all of them, by as many threads as all have together. command: starts the nursery."""
-        assert plans, "no worker"
+        """config: of what is loaded for all of this host, by as many threads as all have together. command: starts the nursery.
+        listening: where others join; the cluster closes it."""
+        assert plans or listening is not None, "no worker"
         self.model = config.name
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
@@ -59,13 +65,25 @@ class Cluster:
         self._dispatcher = Dispatcher(fleet, clock, self._expects, self.metrics, course)
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
+        self._guests = None if listening is None else Guests(self._dispatcher, self.model, {plan.name for plan in plans}, self._join)
+        self._entrance = None
+        if listening is not None and self._guests is not None:
+            self._entrance = Entrance(listening, self._guests.admit, self._guests.welcome)
         self._watch: asyncio.Task[None] | None = None
         self._state = State.LOADING
+        self._info: EngineInfo | None = None
+        self._answerable = asyncio.Event()
         self._last: dict[str, EngineStats] = {}
+
+    def _join(self, name: str, role: Role, info: EngineInfo, client: EngineClient) -> None:
+        self._dispatcher.join(name, role, info, client)
+        if role.takes(Role.MIXED):
+            self._info = info
+            self._answerable.set()
 
     def _supervisor(self, plan: WorkerPlan, policy: RestartPolicy | None) -> Supervisor:
         def on_ready(info: EngineInfo, client: EngineClient) -> None:
-            self._dispatcher.join(plan.name, plan.role, info, client)
+            self._join(plan.name, plan.role, info, client)
 
         return Supervisor(plan.config, self._nursery.spawn, name=plan.name, on_ready=on_ready, policy=policy)
 
@@ -79,7 +97,10 @@ class Cluster:
     @property
     def advancing(self) -> bool:
         """Whether a worker that could take a request has said something lately."""
-        return self.state is State.READY and any(supervisor.advancing for supervisor in self._supervisors.values())
+        if self.state is not State.READY:
+            return False
+        # A guest that does not move is no longer counted on, so that one that is there does.
+        return any(supervisor.advancing for supervisor in self._supervisors.values()) or bool(self._guests and self._guests.members)
 
     @property
     def workers(self) -> dict[str, EngineInfo]:
@@ -94,11 +115,19 @@ class Cluster:
 
     @property
     def info(self) -> EngineInfo:
-        """Of a worker that answers requests. Raises `Unavailable` before all are loaded."""
-        return next(reversed(self._supervisors.values())).info
+        """Of the worker that takes the longest requests, the latest one if there is none now. Raises `Unavailable` before any is there."""
+        answering = self._dispatcher.answering(self.model)
+        info = max(answering, key=lambda info: info.max_model_len) if answering else self._info
+        if info is None:
+            raise Unavailable(self._nobody_yet)
+        return info
 
     async def start(self) -> EngineInfo:
-        """Load all workers and keep them running from here on. Raises what made one fail; it is not tried again."""
+        """Load all workers of this host and keep them running from here on, and let others in. Returns when requests can be answered.
+        Raises what made a load fail; it is not tried again."""
+        self._watch = asyncio.create_task(self._dispatcher.watch(), name="watch")
+        if self._entrance is not None:
+            self._entrance.open()
         loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors.values()]
         try:
             await asyncio.gather(*loading)
@@ -106,16 +135,16 @@ class Cluster:
             for task in loading:
                 task.cancel()
             await asyncio.gather(*loading, return_exceptions=True)
-        self._watch = asyncio.create_task(self._dispatcher.watch(), name="watch")
+        await self._answerable.wait()
         if self._state is State.LOADING:
             self._state = State.READY
         return self.info
 
     async def failed(self) -> TokenmillError:
-        """Return, with the reason of one, when no worker could be started again."""
+        """Return, with the reason of one, when no worker could be started again, and none can join."""
         while True:
             failures = [supervisor.failure for supervisor in self._supervisors.values()]
-            if all(failures) and failures[0] is not None:
+            if self._guests is None and all(failures) and failures[0] is not None:
                 return failures[0]
             await asyncio.sleep(LOOK_EVERY)
 
@@ -124,9 +153,17 @@ class Cluster:
         if self._state is State.DRAINING:
             raise Unavailable("the server is shutting down and takes no new requests: use another one, or wait for its restart")
         if self._state is State.LOADING:
-            raise Unavailable("the model is loading: try again shortly")
+            raise Unavailable(self._nobody_yet)
         if not self._dispatcher.can_serve(self.model):
+            if not self._supervisors:
+                raise Unavailable("no worker that could answer is there: try again when one has joined")
             raise Unavailable("the engine is down and being restarted: try again shortly")
+
+    @property
+    def _nobody_yet(self) -> str:
+        if self._supervisors:
+            return "the model is loading: try again shortly"
+        return "no worker has joined yet: start one with tokenmill worker, or try again shortly"
 
     def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
         """As `Dispatcher.generate`."""
@@ -159,6 +196,8 @@ class Cluster:
             supervisor, member = self._supervisors[plan.name], there.get(plan.name)
             state = supervisor.state.value if member is None else self._dispatcher.state_of(plan.name)
             found.append((plan.name, plan.role, state, member))
+        for name in there.keys() - self._supervisors.keys():
+            found.append((name, self._dispatcher.role_of(name), self._dispatcher.state_of(name), there[name]))
         return found
 
     def migrate(self, name: str) -> int:
@@ -169,19 +208,21 @@ class Cluster:
     async def remove(self, name: str) -> None:
         """End a worker for good, when others have gone on with what it has, and it has handed over what it was to.
 
-        Raises `InvalidRequest` if there is none of that name, or no other that answers requests.
+        Raises `InvalidRequest` if there is none of that name on this host, or no other that answers requests.
         """
         self._require(name)
-        others = [plan for plan in self._plans if plan.name != name and plan.role.takes(Role.MIXED)]
-        if not any(plan.name in self.workers for plan in others):
+        if name not in self._supervisors:
+            raise InvalidRequest(f"worker {name!r} has joined from elsewhere: end its process there, and it leaves in the same way", param="name")
+        boot = self.workers[name].boot
+        if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
             raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
         self._plans = [plan for plan in self._plans if plan.name != name]
         await self._dispatcher.drain(name)
         await self._supervisors.pop(name).stop(REMOVED_WITHIN)
 
     def _require(self, name: str) -> None:
-        if name not in self._supervisors:
-            known = ", ".join(self._supervisors)
+        if name not in self._supervisors and name not in self.workers:
+            known = ", ".join(dict.fromkeys((*self._supervisors, *self.workers)))
             raise InvalidRequest(f"there is no worker {name!r}, only {known}", param="name")
         if name not in self.workers:
             raise Unavailable(f"worker {name!r} is being started: try again shortly")
@@ -193,7 +234,12 @@ class Cluster:
     async def stop(self, timeout: float) -> None:
         """Give the workers `timeout` seconds to finish what they have, then kill them. No process is left when this returns."""
         self.begin_drain()
-        await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors.values()))
+        stopping = [supervisor.stop(timeout) for supervisor in self._supervisors.values()]
+        if self._entrance is not None and self._guests is not None:
+            await self._entrance.close()
+            await asyncio.gather(self._guests.part(timeout), *stopping)
+        else:
+            await asyncio.gather(*stopping)
         await self._nursery.close()
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
         if self._watch is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.messages import EngineInfo
 from tokenmill.core.roles import Role
 
 
@@ -28,6 +29,22 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int
     kv_tokens: int
     chunk_size: int = 512
+
+    @classmethod
+    def of(cls, name: str, role: Role, info: EngineInfo) -> Worker:
+        """Raises `ConfigError` for what cannot be."""
+        return cls(
+            id=name,
+            role=role,
+            model=info.model,
+            fingerprint=info.fingerprint,
+            boot=info.boot,
+            address=info.address,
+            max_model_len=info.max_model_len,
+            max_batch_size=info.max_batch_size,
+            kv_tokens=info.kv_tokens,
+            chunk_size=info.chunk_size,
+        )
 
     def __post_init__(self) -> None:
         for name in ("id", "model", "boot"):

@@ -50,7 +50,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Finish what is running, then exit with status 0."""
+    """Finish what is running, then end the stream."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
@@ -232,4 +232,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     """None: it hands nothing over."""
 
 
-FromEngine = EngineInfo | StepOutput | Failed | Stats
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """The process is to end: it should get nothing new, and be told to `Drain`."""
+
+
+FromEngine = EngineInfo | StepOutput | Failed | Stats | Leaving

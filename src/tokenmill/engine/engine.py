@@ -147,6 +147,11 @@ class Engine:
             self._forget(sequence)
         self._rest()
 
+    def abort_all(self) -> None:
+        """End every request, as `abort`."""
+        for request_id in self._scheduler.request_ids:
+            self.abort(request_id)
+
     def step(self) -> list[SequenceOutput]:
         """Finish the step in flight and start the next one; returns what the finished one added to each sequence.
 

@@ -48,6 +48,11 @@ class Scheduler:
         """Sequences that got frames for a draft, and the positions that they had frames for before."""
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of all that are not over."""
+        return list(self._requests)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._requests)
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from tokenmill.core.errors import ConfigError
+from tokenmill.core.proof import require_secret
 from tokenmill.kernels.frames import Checksum, Frames, Geometry, KVMemory
 from tokenmill.kernels.ops import Int32s
 
 NONCE_BYTES = 16
-SECRET_BYTES = 16
-"""Of a shared secret at least."""
 
 Outcome: TypeAlias = Literal["ok", "refused", "lost", "corrupt"]
 Reason: TypeAlias = Literal[
@@ -113,13 +111,7 @@ class Options:
 
     def require_secret(self) -> bytes:
         """Raises `ConfigError` if there is none, or one that can be guessed."""
-        if len(self.secret) < SECRET_BYTES:
-            raise ConfigError(
-                f"the secret of connector tcp has {len(self.secret)} bytes, but must have at least {SECRET_BYTES}: give all workers the "
-                "same random one",
-                param="secret",
-            )
-        return self.secret
+        return require_secret(self.secret, "connector tcp")
 
 
 class Guard(Protocol):

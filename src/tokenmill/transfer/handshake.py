@@ -1,35 +1,26 @@
-"""Who is on the other end: version, secret, fingerprint and the format of frames, before the first read.
-
-Each side proves that it knows the secret by an HMAC over a number that the other one has just drawn, and over what it says itself, the
-reader first. The secret never travels, what was overheard proves nothing later, and what one side has said is no proof of the other.
-"""
+"""Who is on the other end: version, secret (core/proof.py), fingerprint and the format of frames, before the first read. The reader
+proves first."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
-from typing import Literal
-
 import msgspec
 
+from tokenmill.core.proof import Challenge, draw, is_proven, prove
 from tokenmill.kernels.frames import Geometry
 from tokenmill.transfer.connector import Peer, Refused, Side
-from tokenmill.transfer.messages import CHALLENGES, GREETINGS, HELLOS, OPENINGS, VERSION, Challenge, Hello, Refusal, Welcome
+from tokenmill.transfer.messages import CHALLENGES, GREETINGS, HELLOS, OPENINGS, VERSION, Hello, Refusal, Welcome
 from tokenmill.transfer.stream import MAX_OPENING, Stream, decode
-
-_FRESH_BYTES = 32
 
 
 def receive_reader(stream: Stream, side: Side, secret: bytes) -> None:
     """The door's part. Raises `Refused`, which the reader has been told then, and OSError."""
-    challenge = Challenge(version=VERSION, fresh=secrets.token_bytes(_FRESH_BYTES))
+    challenge = Challenge(version=VERSION, fresh=draw())
     stream.send(challenge)
     body = stream.receive_message(MAX_OPENING)
     try:
         _require_version(decode(OPENINGS, body).version, "reader")
         hello = decode(HELLOS, body)
-        if not hmac.compare_digest(hello.proof, _proof(secret, "reader", challenge.fresh, hello)):
+        if not is_proven(secret, "reader", challenge.fresh, hello):
             raise Refused("secret", "the reader does not know this door's secret: give all workers the same one")
         _require_same(side, "reader", hello.fingerprint, hello.slots, hello.piece_bytes)
     except Refused as refused:
@@ -44,7 +35,7 @@ def receive_reader(stream: Stream, side: Side, secret: bytes) -> None:
         piece_bytes=g.piece_bytes,
         n_frames=g.n_frames,
     )
-    stream.send(msgspec.structs.replace(welcome, proof=_proof(secret, "door", hello.fresh, welcome)))
+    stream.send(msgspec.structs.replace(welcome, proof=prove(secret, "door", hello.fresh, welcome)))
 
 
 def introduce(stream: Stream, side: Side, secret: bytes) -> Peer:
@@ -53,22 +44,17 @@ def introduce(stream: Stream, side: Side, secret: bytes) -> Peer:
     _require_version(decode(OPENINGS, body).version, "door")
     challenge = decode(CHALLENGES, body)
     g = side.memory.geometry
-    fresh = secrets.token_bytes(_FRESH_BYTES)
+    fresh = draw()
     hello = Hello(version=VERSION, fresh=fresh, fingerprint=side.fingerprint, slots=g.slots, piece_bytes=g.piece_bytes)
-    stream.send(msgspec.structs.replace(hello, proof=_proof(secret, "reader", challenge.fresh, hello)))
+    stream.send(msgspec.structs.replace(hello, proof=prove(secret, "reader", challenge.fresh, hello)))
     welcome = stream.receive(GREETINGS, MAX_OPENING)
     if isinstance(welcome, Refusal):
         raise Refused(welcome.reason, welcome.detail)
-    if not hmac.compare_digest(welcome.proof, _proof(secret, "door", fresh, welcome)):
+    if not is_proven(secret, "door", fresh, welcome):
         raise Refused("secret", "the door does not know this reader's secret: give all workers the same one")
     _require_same(side, "door", welcome.fingerprint, welcome.slots, welcome.piece_bytes)
     geometry = Geometry(welcome.slots, welcome.slot_stride, welcome.piece_bytes, welcome.n_frames)
     return Peer(welcome.boot, welcome.fingerprint, geometry)
-
-
-def _proof(secret: bytes, role: Literal["reader", "door"], fresh: bytes, message: Hello | Welcome) -> bytes:
-    said = msgspec.msgpack.encode(msgspec.structs.replace(message, proof=b""))
-    return hmac.digest(secret, b"%s %s %s" % (role.encode(), fresh, said), hashlib.sha256)
 
 
 def _require_version(version: int, who: str) -> None:

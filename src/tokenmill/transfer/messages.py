@@ -13,31 +13,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.proof import Challenge, Fresh, Opening
 from tokenmill.kernels.ops import Int32s
 from tokenmill.transfer.connector import NONCE_BYTES, Reason, Refused
 
 VERSION = 1
 """Of the protocol. It stands in the first message of each side, and all versions to come can read that."""
 
-
-Fresh: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""Random bytes that whoever else proves something has to take into the proof."""
-
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first message of any version has."""
-
-    version: int
-
-
-class Challenge(Opening, frozen=True, kw_only=True):
-    fresh: Fresh
-
-
 class Hello(Opening, frozen=True, kw_only=True):
-    """proof: of all other fields (handshake.py)."""
+    """proof: of all other fields (core/proof.py)."""
 
     fresh: Fresh
     fingerprint: str
@@ -47,7 +34,7 @@ class Hello(Opening, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """proof: of all other fields (handshake.py)."""
+    """proof: of all other fields (core/proof.py)."""
 
     boot: str
     fingerprint: str

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.sockets import parse_address, show_address, watch_peer
 from tokenmill.transfer.connector import Lost, Options, Refused
 from tokenmill.transfer.door import listen
 from tokenmill.transfer.listener import Session
 from tokenmill.transfer.stream import Stream
 
-_ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):(\d{1,5})")
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -23,8 +22,8 @@ def listen_at(options: Options) -> tuple[socket.socket, str]:
             f"the door listens on host {options.host!r}, which is no address for others: name one that they reach this host by",
             param="advertise",
         )
-    sock = listen(lambda: _bound(options.host, options.port), _address(options.host, options.port))
-    return sock, _address(options.advertise or options.host, sock.getsockname()[1])
+    sock = listen(lambda: _bound(options.host, options.port), show_address(options.host, options.port))
+    return sock, show_address(options.advertise or options.host, sock.getsockname()[1])
 
 
 def accept(session: Session, options: Options) -> None:
@@ -39,12 +38,12 @@ def accept(session: Session, options: Options) -> None:
 
 def reach(address: str, options: Options) -> Stream:
     """A connection to the door at HOST:PORT. Raises `Refused`, `Lost` and OSError."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or int(match[3]) > 65535:
-        raise Refused("address", f"{address!r} is no address: it must be HOST:PORT or [IPV6]:PORT")
-    host = match[1] or match[2]
     try:
-        sock = socket.create_connection((host, int(match[3])), options.timeout)
+        host, port = parse_address(address)
+    except ConfigError as error:
+        raise Refused("address", error.message) from None
+    try:
+        sock = socket.create_connection((host, port), options.timeout)
     except (OSError, UnicodeError) as error:
         raise Lost("unreachable", f"no worker is at {address}: {error}") from None
     try:
@@ -65,10 +64,6 @@ def secret_of_reader(options: Options) -> bytes:
         raise Refused("secret", error.message) from None
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _bound(host: str, port: int) -> socket.socket:
     family, _, _, _, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
@@ -78,7 +73,4 @@ def _bound(host: str, port: int) -> socket.socket:
 def _prepare(sock: socket.socket, timeout: float) -> None:
     """A peer whose host has vanished must not hold a connection for ever, even one on which nothing is asked for."""
     sock.settimeout(timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    watch_peer(sock)

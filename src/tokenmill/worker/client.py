@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 import socket
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,8 @@ from tokenmill.core.errors import EngineDied
 from tokenmill.core.handover import FromWorker, ToWorker
 from tokenmill.core.messages import Drain, EngineInfo, Failed, GetStats, Stats
 from tokenmill.worker import wire
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -43,7 +46,8 @@ class _Stream(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 self._on_message(message)
-        except wire.BrokenStream:
+        except (wire.BrokenStream, msgspec.MsgspecError) as error:
+            log.error("an engine process says what none of this release would: %s", error)
             self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -51,7 +55,7 @@ class _Stream(asyncio.Protocol):
 
 
 class EngineClient:
-    """The stream to one engine process. Made by `open`; ends with its connection."""
+    """The stream to one engine process. Made by `open` or `over`; ends with its connection."""
 
     def __init__(self, clock: Clock) -> None:
         self._stream = _Stream(self._receive, self._end)
@@ -62,13 +66,21 @@ class EngineClient:
         self._ended = asyncio.Event()
         self._loaded: asyncio.Future[EngineInfo] | None = None
         self.last_heard = clock.now()
-        """When the engine last said anything, on the clock given to `open`."""
+        """When the engine last said anything, on the clock that it was made with."""
 
     @classmethod
     async def open(cls, sock: socket.socket, clock: Clock | None = None) -> EngineClient:
         """Take over `sock`, the connected end of a stream to an engine process."""
         client = cls(clock or MonotonicClock())
         await asyncio.get_running_loop().create_unix_connection(lambda: client._stream, sock=sock)
+        return client
+
+    @classmethod
+    def over(cls, transport: asyncio.Transport, clock: Clock | None = None) -> EngineClient:
+        """Take over a connection at whose other end there is an engine already."""
+        client = cls(clock or MonotonicClock())
+        client._stream.connection_made(transport)
+        transport.set_protocol(client._stream)
         return client
 
     async def load(self, config: EngineConfig) -> EngineInfo:
@@ -121,6 +133,11 @@ class EngineClient:
         """End the connection, and with it the engine process."""
         self._end()
         self._stream.transport.close()
+
+    def cut(self) -> None:
+        """End the connection at once; what is on its way is lost."""
+        self._end()
+        self._stream.transport.abort()
 
     def _write(self, message: EngineConfig | ToWorker) -> None:
         if not self._ended.is_set():

@@ -103,6 +103,12 @@ class Exchange:
         deadlines = [deadline for part in (self._giving, self._taking) if (deadline := part.deadline()) is not None]
         return max(0.0, min(deadlines) - self._clock.now()) if deadlines else None
 
+    def closed(self) -> None:
+        """The gateway is gone, and leases and reservations with it. Frames that are being read into are freed when the read has ended;
+        until then this is `busy`."""
+        self._giving.closed()
+        self._taking.closed()
+
     def stats(self) -> HandoverStats:
         return HandoverStats(
             leases=len(self._giving),

@@ -67,6 +67,10 @@ class Giving:
         self._do(effects)
         return bool(effects)
 
+    def closed(self) -> None:
+        """The gateway is gone."""
+        self._do(self._leases.closed())
+
     def stepped(self, outputs: Sequence[SequenceOutput]) -> None:
         """A step is finished, and its outputs are about to be sent: tickets go before the token."""
         for leased in self._engine.take_leases():

@@ -28,7 +28,7 @@ import msgspec
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.handover import FromWorker, Release, ToWorker
-from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, SequenceOutput, Stats, StepOutput
+from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason
 from tokenmill.worker import control, wire
 from tokenmill.worker.control import Loaded
@@ -59,6 +59,8 @@ class Engine(Protocol):
 
     def abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None: ...
 
+    def abort_all(self) -> None: ...
+
     def finish_step(self) -> list[SequenceOutput]: ...
 
     def give_way(self) -> None: ...
@@ -70,29 +72,57 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Inbox:
-    """Messages as they arrive, read by a thread of its own so that the end of the stream is seen during a step too."""
+class StreamEnded(msgspec.Struct, frozen=True):
+    """Nothing more comes from the gateway."""
 
-    def __init__(self, sock: socket.socket) -> None:
+
+class Leave(msgspec.Struct, frozen=True):
+    """Somebody wants this worker to end."""
+
+
+Event = ReadEnded | StreamEnded | Leave
+"""What the loop is told from inside the process."""
+
+
+def end_process(status: int) -> None:
+    """From any thread."""
+    # Not sys.exit: the main thread may be inside a long step, or one that never ends.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class Inbox:
+    """Messages of one stream as they arrive, read by a thread of its own so that the end of the stream is seen during a step too.
+
+    on_end: called in that thread when the stream has ended, with an exit status. None: its end is the last of its messages.
+    """
+
+    def __init__(self, sock: socket.socket, on_end: Callable[[int], None] | None = None) -> None:
         self._sock = sock
+        self._on_end = on_end
         self._has_input = select.poll()
         self._has_input.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
-        self._messages: queue.SimpleQueue[ToWorker | ReadEnded] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        self._messages: queue.SimpleQueue[ToWorker | Event] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="inbox", daemon=True)
+        self._thread.start()
 
-    def post(self, event: ReadEnded) -> None:
+    def post(self, event: Event) -> None:
         """What a thread of this process has to say."""
         self._messages.put(event)
 
-    def wait(self, seconds: float | None = None) -> ToWorker | ReadEnded | None:
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the stream."""
+        self._thread.join(seconds)
+
+    def wait(self, seconds: float | None = None) -> ToWorker | Event | None:
         """The next message, however long it takes, or None after so many seconds."""
         try:
             return self._messages.get(timeout=seconds)
         except queue.Empty:
             return None
 
-    def poll(self) -> ToWorker | ReadEnded | None:
+    def poll(self) -> ToWorker | Event | None:
         """The next message if there is one."""
         try:
             return self._messages.get_nowait()
@@ -105,14 +135,15 @@ class Inbox:
             while (message := self._receive()) is not None:
                 self._messages.put(self._decoder.decode(message))
             status = 0
-        except ConnectionError:
+        except OSError:
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit: the main thread may be inside a long step, or one that never ends.
-            sys.stderr.flush()
-            os._exit(status)
+            if self._on_end is None:
+                self.post(StreamEnded())
+            else:
+                self._on_end(status)
 
     def _receive(self) -> bytes | None:
         # A thread that waits inside recv is woken also when the other end takes what it was sent, since there is room to write
@@ -122,27 +153,22 @@ class Inbox:
 
 
 class Worker:
-    """One engine and the stream that feeds it. exchange: with other workers, if it hands anything over."""
+    """One engine and the stream that feeds it. send: to the gateway. exchange: with other workers, if it hands anything over."""
 
-    def __init__(self, engine: Engine, sock: socket.socket, inbox: Inbox, exchange: Exchange | None = None) -> None:
+    def __init__(self, engine: Engine, send: Callable[[FromWorker], None], inbox: Inbox, exchange: Exchange | None = None) -> None:
         self._engine = engine
-        self._sock = sock
+        self._send = send
         self._inbox = inbox
         self._exchange = exchange
         self._draining = False
+        self._ended = False
         self._idle = True
 
     def run(self) -> None:
-        """Serve until a drain is complete. A stream that ends ends the process, from wherever it is."""
-        while True:
+        """Serve until a drain is complete, or until the inbox says that the stream has ended."""
+        while not self._ended:
             if self._engine.in_step:
-                outputs = self._engine.finish_step()
-                if self._exchange is not None:
-                    self._exchange.stepped(outputs)
-                # A step without outputs is told too: it is how the other side knows that the engine moves. Whoever it wakes gets a
-                # CPU now, while no thread has work in its hands for which others would have to wait.
-                self._send(StepOutput(outputs))
-                self._engine.give_way()
+                self._step()
             elif self._draining and not self._busy:
                 return
             elif (message := self._inbox.wait(None if self._exchange is None else self._exchange.patience())) is not None:
@@ -150,6 +176,27 @@ class Worker:
             while (message := self._inbox.poll()) is not None:
                 self._handle(message)
             self._plan()
+
+    def abandon(self) -> None:
+        """After the end of the stream: end all that came by it. Returns when no frame is held for it."""
+        if self._exchange is not None:
+            self._exchange.closed()
+        self._engine.abort_all()
+        while self._engine.in_step or self._busy:
+            if self._engine.in_step:
+                self._step()
+            elif self._exchange is not None and isinstance(message := self._inbox.wait(self._exchange.patience()), ReadEnded):
+                self._exchange.handle(message)
+            self._plan()
+
+    def _step(self) -> None:
+        outputs = self._engine.finish_step()
+        if self._exchange is not None:
+            self._exchange.stepped(outputs)
+        # A step without outputs is told too: it is how the other side knows that the engine moves. Whoever it wakes gets a
+        # CPU now, while no thread has work in its hands for which others would have to wait.
+        self._send(StepOutput(outputs))
+        self._engine.give_way()
 
     @property
     def _busy(self) -> bool:
@@ -163,7 +210,7 @@ class Worker:
         if self._exchange is not None:
             self._exchange.planned()
 
-    def _handle(self, message: ToWorker | ReadEnded) -> None:
+    def _handle(self, message: ToWorker | Event) -> None:
         match message:
             case Generate():
                 try:
@@ -180,12 +227,13 @@ class Worker:
                 self._send(msgspec.structs.replace(self._engine.stats(), idle=self._idle, handover=handover))
             case Drain():
                 self._draining = True
+            case Leave():
+                self._send(Leaving())
+            case StreamEnded():
+                self._ended = True
             case _:
                 assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
                 self._exchange.handle(message)
-
-    def _send(self, message: FromWorker) -> None:
-        wire.send(self._sock, message)
 
 
 Build = Callable[[EngineConfig], Engine]
@@ -241,18 +289,22 @@ def _serve(stream: socket.socket, build: Build) -> int:
         return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
     set_title(config)
-    inbox, boot, exchange = Inbox(stream), secrets.token_hex(16), None
+    inbox, boot, exchange = Inbox(stream, end_process), secrets.token_hex(16), None
+
+    def send(message: FromWorker) -> None:
+        wire.send(stream, message)
+
     try:
         engine = build(config)
         if config.kv_transfer_config is not None:
             real = cast("RealEngine", engine)
-            exchange = open_exchange(config.kv_transfer_config, real, boot, lambda message: wire.send(stream, message), inbox.post)
+            exchange = open_exchange(config.kv_transfer_config, real, boot, send, inbox.post)
     except TokenmillError as error:
         wire.send(stream, Failed.of(error, ""))
         return 1
     address = "" if exchange is None else exchange.address
     wire.send(stream, msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address))
-    Worker(engine, stream, inbox, exchange).run()
+    Worker(engine, send, inbox, exchange).run()
     if exchange is not None:
         exchange.close()
     engine.close()

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 from tokenmill.core.config import KVTransferConfig
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.proof import read_secret
 from tokenmill.transfer.connector import Options
 
 
 def connector_options(config: KVTransferConfig) -> Options:
-    """Reads the files that the settings name. Raises `ConfigError` if one cannot be read, or is not what it should be.
-
-    White space around the secret is not part of it, so that `openssl rand -hex 32 > FILE` makes one.
-    """
+    """Reads the files that the settings name. Raises `ConfigError` if one cannot be read, or is not what it should be."""
     if config.connector == "shm":
         return Options()
     assert config.secret_file is not None, "settings of tcp and nixl name one"
-    try:
-        secret = Path(config.secret_file).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"secret_file {config.secret_file} cannot be read: {error.strerror}", param="secret_file") from None
+    secret = read_secret(config.secret_file)
     door, reader = _tls(config)
     options = Options(host=config.host, port=config.port, advertise=config.advertise, secret=secret, door_tls=door, reader_tls=reader)
     options.require_secret()

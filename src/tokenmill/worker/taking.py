@@ -90,6 +90,10 @@ class Taking:
         self._do(effects)
         return bool(effects)
 
+    def closed(self) -> None:
+        """The gateway is gone."""
+        self._do(self._reservations.closed())
+
     def read_ended(self, message: ReadEnded) -> None:
         outcome = message.outcome if message.nonce in self._engine.transit else "displaced"
         if outcome == "ok":

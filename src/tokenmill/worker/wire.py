@@ -1,6 +1,6 @@
 """Frames on a stream: four bytes of length (big-endian), then one MessagePack message.
 
-Both ends live on one host and come from one installation, so there is no version in a frame.
+Both ends come from one installation, or have found out before (`core/joining.py`) that they speak alike: there is no version in a frame.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def send(sock: socket.socket, message: Any) -> None:
     sock.sendall(frame(message))
 
 
-def receive(sock: socket.socket) -> bytes | None:
+def receive(sock: socket.socket, limit: int = MAX_FRAME) -> bytes | None:
     """Wait for one encoded message; None at the end of the stream. Raises `ConnectionError`."""
     head = _receive_exactly(sock, _LENGTH.size)
     if not head:
         return None
     if len(head) < _LENGTH.size:
         raise BrokenStream("the stream ended inside a frame's length")
-    length = _checked_length(head)
+    length = _checked_length(head, limit)
     body = _receive_exactly(sock, length)
     if len(body) < length:
         raise BrokenStream(f"the stream ended after {len(body)} of {length} bytes")
@@ -49,16 +49,17 @@ def receive(sock: socket.socket) -> bytes | None:
 
 
 class Frames:
-    """Encoded messages out of a stream that arrives in pieces of any size."""
+    """Encoded messages, of `limit` bytes at most, out of a stream that arrives in pieces of any size."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
         self._pending = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The messages that are complete now. Raises `BrokenStream`."""
         self._pending += piece
         while len(self._pending) >= _LENGTH.size:
-            end = _LENGTH.size + _checked_length(self._pending[: _LENGTH.size])
+            end = _LENGTH.size + _checked_length(self._pending[: _LENGTH.size], self._limit)
             if len(self._pending) < end:
                 return
             message = bytes(self._pending[_LENGTH.size : end])
@@ -66,10 +67,10 @@ class Frames:
             yield message
 
 
-def _checked_length(head: bytes | bytearray) -> int:
+def _checked_length(head: bytes | bytearray, limit: int) -> int:
     length: int = _LENGTH.unpack(head)[0]
-    if length > MAX_FRAME:
-        raise BrokenStream(f"a frame of {length} bytes is announced, but {MAX_FRAME} is the limit")
+    if length > limit:
+        raise BrokenStream(f"a frame of {length} bytes is announced, but {limit} is the limit")
     return length
 
 
