@@ -212,7 +212,8 @@ class Cluster:
         """
         self._require(name)
         if name not in self._supervisors:
-            raise InvalidRequest(f"worker {name!r} has joined from elsewhere: end its process there, and it leaves in the same way", param="name")
+            what = "has joined from elsewhere: end its process there, and it leaves in the same way"
+            raise InvalidRequest(f"worker {name!r} {what}", param="name")
         boot = self.workers[name].boot
         if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
             raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
