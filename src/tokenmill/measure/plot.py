@@ -75,14 +75,14 @@ def draw(pictures: Sequence[Picture], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    series = dict.fromkeys(label for picture in pictures if isinstance(picture, Bars) for label in picture.values)
+    series = dict.fromkeys(label for picture in pictures for label in _labels(picture))
     colours = {label: f"C{number}" for number, label in enumerate(series)}  # the same in all pictures
     places = max(1, len(pictures))
     figure, axes = pyplot.subplots(1, places, figsize=(7 * places, 5), squeeze=False, layout="constrained")
     for picture, ax in zip(pictures, axes[0], strict=False):
         match picture:
             case Chart():
-                _lines(picture, ax)
+                _lines(picture, ax, colours)
             case Bars():
                 _bars(picture, ax, colours)
             case HeatMap():
@@ -91,13 +91,23 @@ def draw(pictures: Sequence[Picture], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _lines(chart: Chart, ax: Axes) -> None:
+def _labels(picture: Picture) -> list[str]:
+    match picture:
+        case Chart():
+            return [line.label for line in picture.lines]
+        case Bars():
+            return list(picture.values)
+        case HeatMap():
+            return []
+
+
+def _lines(chart: Chart, ax: Axes, colours: Mapping[str, str]) -> None:
     from matplotlib import ticker
 
     for line in chart.lines:
         marker = None if line.dashed or len(line.xs) > 32 else "."
         style = "none" if not line.joined else "--" if line.dashed else "-"
-        ax.plot(line.xs, line.ys, linestyle=style, marker=marker, label=line.label)
+        ax.plot(line.xs, line.ys, linestyle=style, marker=marker, label=line.label, color=colours[line.label])
     if chart.log_x:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
