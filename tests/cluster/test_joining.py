@@ -114,12 +114,13 @@ async def test_streams_of_a_killed_worker_go_on_elsewhere() -> None:
 async def test_a_worker_ends_what_it_had_and_comes_back_to_a_gateway_that_was_restarted() -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with gateway() as (cluster, port):
-            one = await stack.enter_async_context(worker(port, script={"step_seconds": 0.005}))
+            one = await stack.enter_async_context(worker(port, script={"step_seconds": 0.1}))  # longer than anybody waits
             first = await one.line()
             await until_there(cluster, "w")
-            endless = msgspec.structs.replace(request("a", b"abc"), params=SamplingParams(max_tokens=10**6, ignore_eos=True))
-            left = asyncio.create_task(ask(cluster, endless))
-            await asyncio.sleep(0.05)
+            left = asyncio.create_task(ask(cluster, request("a", b"abc", ignore_eos=True)))
+            async with asyncio.timeout(PATIENCE):
+                while not (await cluster.stats(5))[0].stats.running:
+                    await asyncio.sleep(0.005)
             cluster._dispatcher.member("w").client.cut()  # type: ignore[union-attr]
             assert await one.line() == first, "the same process, and so the same boot"
             left.cancel()
