@@ -114,11 +114,13 @@ async def test_streams_of_a_killed_worker_go_on_elsewhere() -> None:
 async def test_a_worker_ends_what_it_had_and_comes_back_to_a_gateway_that_was_restarted() -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with gateway() as (cluster, port):
-            one = await stack.enter_async_context(worker(port, script={"step_seconds": 0.005}))
+            one = await stack.enter_async_context(worker(port, script={"step_seconds": 0.1}))  # longer than anybody waits
             first = await one.line()
             await until_there(cluster, "w")
             left = asyncio.create_task(ask(cluster, request("a", b"abc", ignore_eos=True)))
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(PATIENCE):
+                while not (await cluster.stats(5))[0].stats.running:
+                    await asyncio.sleep(0.005)
             cluster._dispatcher.member("w").client.cut()  # type: ignore[union-attr]
             assert await one.line() == first, "the same process, and so the same boot"
             left.cancel()
@@ -161,6 +163,7 @@ async def test_a_worker_that_is_asked_to_end_finishes_what_it_has() -> None:
         one.process.send_signal(signal.SIGTERM)
         assert await running == [*(b"abcdefgh" * 4), EOS]
         assert await one.ends() == 0
+        assert "the time to finish is over" not in await one.said()
 
 
 @pytest.mark.parametrize(
@@ -171,11 +174,15 @@ async def test_a_worker_that_is_asked_to_end_finishes_what_it_has() -> None:
 async def test_strangers_do_not_keep_workers_out(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "MAX_STRANGERS", 4)
     async with gateway() as (cluster, port), contextlib.AsyncExitStack() as stack:
+        readers = []
         for _ in range(12):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.push_async_callback(writer.wait_closed)
             stack.callback(writer.close)
+            readers.append(reader)
             writer.write(said)
+        with contextlib.suppress(ConnectionError):  # the oldest is given up for the others, long before its time is over
+            await asyncio.wait_for(readers[0].read(), joining.OPENING_SECONDS / 2)
         async with worker(port) as one:
             assert (await one.line()).startswith("joined")
             await until_there(cluster, "w")
