@@ -54,12 +54,12 @@ NOTHING = (sys.executable, "-P", __file__, "nothing")
 class Nothing:
     """An engine that is ready at once and never asked for anything but its end."""
 
-    has_work = False
+    has_work = in_step = False
 
     def __init__(self, config: EngineConfig) -> None:
         self.info = EngineInfo(
             model=config.name, architecture="none", vocab_size=1, max_model_len=1, kv_tokens=0, kv_bytes=0, kv_bytes_per_token=0,
-            kv_format="none", kv_bytes_saved_per_token=0, max_batch_size=1, threads=1, kernels="none", fingerprint="", pid=0,
+            kv_format="none", kv_bytes_saved_per_token=0, max_batch_size=1, chunk_size=8, threads=1, kernels="none", fingerprint="", pid=0,
             load_seconds=0.0,
         )  # fmt: skip
 
@@ -69,6 +69,9 @@ class Nothing:
 
     def start_step(self) -> None:
         """It has none."""
+
+    def close(self) -> None:
+        """It has nothing."""
 
 
 class Group(NamedTuple):
@@ -101,8 +104,9 @@ async def fill(one: Supervisor) -> None:
     """The worker's KV pool, and with it every page that a prompt's steps use."""
     length = min(one.info.kv_tokens, one.info.max_model_len) - FRAME
     request = Generate(request_id="fill", prompt=[7] * length, params=SamplingParams(max_tokens=2, ignore_eos=True, seed=1))
-    async for _ in one.client.generate(request):
-        pass
+    one.client.send(request)
+    while (await one.client.stats()).generation_tokens < 2:
+        await asyncio.sleep(0.05)
 
 
 def memory(pids: Sequence[int]) -> tuple[float, float]:
@@ -134,7 +138,7 @@ async def measure(options: argparse.Namespace) -> None:
     config = EngineConfig.from_settings(model=str(path), threads=options.threads, kv_cache_config={"memory_budget_gb": options.kv_gb})
     model = load(path, Pool(options.threads))
     weights = model.weight_bytes / 1e6
-    active = sum(4 * buffer.width * (1 if buffer.rows == "outputs" else config.chunk_size) for buffer in model.program.buffers) / 1e6
+    active = sum(4 * buffer.width * (1 if buffer.rows == "outputs" else config.chunk) for buffer in model.program.buffers) / 1e6
     del model
     print(f"{options.model}: packed weights {weights:.0f} MB, KV pool {options.kv_gb * 2**30 / 1e6:.0f} MB per worker")
     print(f"{'':24} {'Pss MB':>8} {'floor':>8} {'ratio':>6} {'Rss MB':>8} {'each further MB':>16} {'floor':>8} {'ratio':>6}")
