@@ -25,7 +25,7 @@ from tokenmill.cluster.strategies import RouteRequest
 from tokenmill.core.blocks import block_hashes
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import ModelBroken, TokenmillError
-from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken
+from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken, ToWorker
 from tokenmill.core.messages import EngineInfo, Failed, Generate, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
@@ -223,8 +223,7 @@ class Dispatcher:
 
     def can_serve(self, model: str) -> bool:
         """Whether a whole request would find a worker now."""
-        state = self._fleet.state
-        return any(state(worker.id) in (State.HEALTHY, State.SUSPECT) for worker in self._fleet.registry.takers(model, Role.MIXED))
+        return any(self.is_moving(worker.id) for worker in self._fleet.registry.takers(model, Role.MIXED))
 
     def _begin(self, model: str, request: Generate, feed: Feed) -> None:
         assert request.request_id not in self._lives, f"request id {request.request_id} is in use"
@@ -280,7 +279,7 @@ class Dispatcher:
                     live.feed.put(error)
         self._settle(live)
 
-    def _send(self, live: _Live, process: Process, message: object) -> None:
+    def _send(self, live: _Live, process: Process, message: ToWorker) -> None:
         member = self._members.get(process.name)
         if member is None or member.process != process:
             return
@@ -288,7 +287,7 @@ class Dispatcher:
             self._ledger.start(live.decode)
         elif isinstance(message, Reserve):
             live.reserved_at = self._clock.now()
-        member.client.send(message)  # type: ignore[arg-type]
+        member.client.send(message)
 
     def _find_decode(self, live: _Live, need: NeedDecode) -> list[Effect]:
         self._settle(live)

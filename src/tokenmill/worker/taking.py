@@ -164,11 +164,14 @@ class Taking:
 
     def _copy(self, nonce: bytes, ticket: Ticket, mine: list[array[int]], gate: Gate) -> None:
         """In a thread of its own, so that a peer that hangs holds up nobody else's."""
-        began = time.monotonic()
-        status = self._reader.read(ticket.address, ticket.prefill_boot, nonce, ticket.frames, mine, ticket.checksum, gate)
-        seconds = time.monotonic() - began
-        nbytes = self._engine.memory.frames(mine).nbytes
-        self._post(ReadEnded(nonce, ticket.stop, status.outcome, f"{status.reason} {status.detail}", nbytes, seconds))
+        began, nbytes = time.monotonic(), self._engine.memory.frames(mine).nbytes
+        outcome: Outcome = "lost"
+        why = "a fault of this worker, in its log"
+        try:
+            status = self._reader.read(ticket.address, ticket.prefill_boot, nonce, ticket.frames, mine, ticket.checksum, gate)
+            outcome, why = status.outcome, f"{status.reason} {status.detail}"
+        finally:  # whatever happens: the reservation keeps its frames until it is told
+            self._post(ReadEnded(nonce, ticket.stop, outcome, why, nbytes, time.monotonic() - began))
 
     def _run(self, run: Run) -> None:
         generate = self._generates.pop(run.nonce)
