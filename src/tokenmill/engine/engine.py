@@ -14,6 +14,7 @@ from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
 from tokenmill.core.types import FRAME, FinishReason
 from tokenmill.engine.cache import RequestBudget
+from tokenmill.engine.filling import Filling
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
 from tokenmill.engine.transit import Place, Transit
@@ -55,12 +56,15 @@ class Engine:
         budget: RequestBudget,
         transit: Transit,
         speculator: Speculator | None = None,
+        filling: Filling | None = None,
         check_when_idle: bool = False,
     ) -> None:
         """budget: what the KV of a request may take. transit: frames that are held for others. speculator: who drafts, if anybody does.
-        check_when_idle: find the owner of every frame from scratch whenever the last sequence has ended."""
+        filling: is told of steps, for who keeps what they fill. check_when_idle: find the owner of every frame from scratch whenever the
+        last sequence has ended."""
         self.info = info
         self.transit = transit
+        self.filling = filling
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -167,15 +171,15 @@ class Engine:
         leases, self._leases = self._leases, []
         return leases
 
-    def reserve(self, key: Hashable, request: Generate) -> int | None:
-        """Make room for frames that others have computed of a request, which is added when they have come; see `Transit.reserve`.
-        None, too, if there would be no place in the batch for it.
+    def reserve(self, key: Hashable, request: Generate, choice: int = 0) -> int | None:
+        """Make room for frames that others have computed of a request's prompt and the output that a choice has already; it is added when
+        they have come; see `Transit.reserve`. None, too, if there would be no place in the batch for it.
 
         Raises as `add` does."""
         self._check(request)
         if self._scheduler.n_running + self.transit.n_reserved >= self.info.max_batch_size:
             return None
-        tokens = request.prompt + request.output.get(0, [])
+        tokens = request.prompt + request.output.get(choice, [])
         return self.transit.reserve(key, tokens, request.cache_salt, GROWTH * self._scheduler.spare)
 
     def finish_step(self) -> list[SequenceOutput]:
@@ -253,6 +257,8 @@ class Engine:
         self._scheduler.learn(flight.step, took)
         if self.speculator is not None:
             self.speculator.learn(flight.step, result.tokens, took)
+        if self.filling is not None:
+            self.filling.stepped(flight.step, took)
         for work in flight.step:
             if work.sequence.hands_over and work.sequence.running:
                 self._lease(work.sequence)
@@ -334,6 +340,8 @@ class Engine:
         self._leased.pop(sequence, None)
         if self.speculator is not None:
             self.speculator.forget(sequence)
+        if self.filling is not None:
+            self.filling.forget(sequence)
 
     def _output(self, sequence: Sequence, tokens: list[int], index: int, finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(
@@ -347,6 +355,7 @@ class Engine:
             dropped_tokens=sequence.dropped_tokens[: len(tokens)],
             epoch=self._generations[sequence].epoch,
             index=index,
+            reused=sequence.reused,
         )
 
     def _rest(self) -> None:

@@ -207,6 +207,7 @@ class Scheduler:
         self.kv.promise(sequence.id, sequence.goal, self.limits.chunk, sequence.ladder)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
+            sequence.reused = sequence.computed
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
             self.prefix_queries += sequence.prompt_len
             self.prefix_hits += sequence.cached_tokens

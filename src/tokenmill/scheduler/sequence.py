@@ -24,7 +24,8 @@ class Sequence:
     reuse: False computes every position, whatever the prefix tree holds (prompt log-probabilities need them all).
     computed: positions whose keys and values are in frames. Preemption sets it back to 0; what it computes again
     is the same.
-    cached_tokens, first_scheduled: prompt tokens found in the prefix tree, and the time, at first admission.
+    cached_tokens, reused, first_scheduled: prompt tokens found in the prefix tree, these and tokens of the output, and the time, at first
+    admission.
     running: whether it has a place in the batch and frames.
     hands_over: it ends with its first token, and others go on with it.
     kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
@@ -58,6 +59,7 @@ class Sequence:
     weights: Weights | None = field(default=None, init=False)
     draft: tuple[int, ...] = field(default=(), init=False)
     cached_tokens: int = field(default=0, init=False)
+    reused: int = field(default=0, init=False)
     first_scheduled: float | None = field(default=None, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_token: int | None = field(default=None, init=False)
