@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -171,16 +172,26 @@ class Engine:
         leases, self._leases = self._leases, []
         return leases
 
-    def reserve(self, key: Hashable, request: Generate, choice: int = 0) -> int | None:
-        """Make room for frames that others have computed of a request's prompt and the output that a choice has already; it is added when
-        they have come; see `Transit.reserve`. None, too, if there would be no place in the batch for it.
+    def reserve(self, key: Hashable, request: Generate) -> int | None:
+        """Make room for frames that others have computed of a request, which is added when they have come; see `Transit.reserve`.
+        None, too, if there would be no place in the batch for it.
 
         Raises as `add` does."""
         self._check(request)
         if self._scheduler.n_running + self.transit.n_reserved >= self.info.max_batch_size:
             return None
-        tokens = request.prompt + request.output.get(choice, [])
+        tokens = request.prompt + request.output.get(0, [])
         return self.transit.reserve(key, tokens, request.cache_salt, GROWTH * self._scheduler.spare)
+
+    def next_ones(self) -> Iterable[Sequence]:
+        """Waiting sequences for which there is a place in the batch, in order of service."""
+        return itertools.islice(self._scheduler.waiting(), max(0, self.info.max_batch_size - self._scheduler.n_running))
+
+    def make_room(self, key: Hashable, sequence: Sequence) -> int | None:
+        """Take frames for what a store has of a waiting sequence, if it could be admitted now; see `Transit.reserve`."""
+        if self._scheduler.n_running + self.transit.n_reserved >= self.info.max_batch_size:
+            return None
+        return self.transit.reserve(key, sequence.token_ids, sequence.cache_salt, self._scheduler.spare, brief=True)
 
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""

@@ -27,12 +27,12 @@ import msgspec
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.handover import FromWorker, Prefill, Release, ToWorker
+from tokenmill.core.handover import FromWorker, Release, ToWorker
 from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason
 from tokenmill.worker import control, wire
 from tokenmill.worker.control import Loaded
-from tokenmill.worker.exchange import Exchange, Handover, open_exchange
+from tokenmill.worker.exchange import Exchange, open_exchange
 from tokenmill.worker.nursery import Nursery, ended_with
 from tokenmill.worker.taking import ReadEnded
 from tokenmill.worker.title import set_title
@@ -196,7 +196,7 @@ class Worker:
     def abandon(self) -> None:
         """After the end of the stream: end all that came by it. Returns when no frame is held for it."""
         if self._stock is not None:
-            self._stock.hurry_all()
+            self._stock.abandon()
         if self._exchange is not None:
             self._exchange.closed()
         self._engine.abort_all()
@@ -226,6 +226,8 @@ class Worker:
     def _plan(self) -> None:
         if self._exchange is not None:
             self._exchange.tick()
+        if self._stock is not None:
+            self._stock.tick()
         self._engine.start_step()
         self._idle = not self._engine.in_step
         if self._exchange is not None:
@@ -234,17 +236,16 @@ class Worker:
     def _handle(self, message: ToWorker | Event) -> None:
         match message:
             case Generate():
-                self._bring(message, lambda: self._add(message))
-            case Prefill():
-                self._bring(message.generate, lambda: self._hand_over(message))
+                try:
+                    self._engine.add(message)
+                except TokenmillError as error:
+                    self._send(Failed.of(error, message.request_id, message.epoch))
             case Fetched():
                 assert self._stock is not None, "a fetch without a store has ended"
                 self._stock.fetched(message.key)
             case Abort():
-                self._hurry(message.request_id)
                 self._engine.abort(message.request_id, message.choice, message.reason)
             case Release():
-                self._hurry(message.request_id)
                 if self._exchange is None or not self._exchange.release(message):
                     self._engine.abort(message.request_id, None, FinishReason.ABORT)
             case GetStats():
@@ -258,28 +259,8 @@ class Worker:
             case StreamEnded():
                 self._ended = True
             case _:
-                self._hand_over(message)
-
-    def _bring(self, generate: Generate, then: Callable[[], None]) -> None:
-        """Do what is to be done with a request when what a store has of it is here."""
-        if self._stock is None:
-            then()
-        else:
-            self._stock.bring(generate, then)
-
-    def _hurry(self, request_id: str) -> None:
-        if self._stock is not None:
-            self._stock.hurry(request_id)
-
-    def _add(self, generate: Generate) -> None:
-        try:
-            self._engine.add(generate)
-        except TokenmillError as error:
-            self._send(Failed.of(error, generate.request_id, generate.epoch))
-
-    def _hand_over(self, message: Handover | ReadEnded) -> None:
-        assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
-        self._exchange.handle(message)
+                assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
+                self._exchange.handle(message)
 
 
 def open_stock(config: EngineConfig, engine: Engine, post: Callable[[Event], None]) -> Stock | None:

@@ -1,13 +1,15 @@
-"""A worker's part in the KV store: what prompts have there is brought before they are computed, and what steps fill is kept.
+"""A worker's part in the KV store: what it has of prompts is brought before they are computed, and what steps fill is kept.
 
-A request that is to be computed waits while its blocks come, in a reservation of frames like one whose prompt another worker computes
-(engine/transit.py): what has come is then found like a prefix, and the rest is computed.
+A sequence that could be admitted is passed over while its blocks come, into a reservation of frames (engine/transit.py): what has come is
+then found like a prefix, and the rest is computed. So sequences keep their order, and whoever loses its frames by preemption is looked up
+again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +19,7 @@ import numpy as np
 from tokenmill.core.blocks import BLOCK, block_hashes
 from tokenmill.core.clock import Clock, MonotonicClock
 from tokenmill.core.config import KVStoreConfig
-from tokenmill.core.errors import TokenmillError
-from tokenmill.core.messages import Generate, StoreStats
+from tokenmill.core.messages import StoreStats
 from tokenmill.core.types import FRAME
 from tokenmill.engine.filling import FRAMES
 from tokenmill.transfer.store.disk import DiskPolicy
@@ -31,6 +32,7 @@ from tokenmill.worker.block_bytes import HOLE, BlockBytes
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.transit import Gate, Place
+    from tokenmill.scheduler.sequence import Sequence
 
 LONGEST_WAIT = 10.0
 """Seconds for which a request waits for its blocks. The store's estimates and timeouts end nearly all waits long before."""
@@ -40,22 +42,14 @@ AT_THE_END = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    """Waits for blocks of so many texts: one, unless several choices have different outputs already. then: what it waits for to do."""
-
-    generate: Generate
-    then: Callable[[], None]
-    waiting: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class _Text:
-    """Blocks [first, stop) of one text, on their way. again: it was tried before, and less was there than was hoped for."""
+    """Blocks [first, stop) of a sequence's tokens, on their way. keys: their names. again: it was tried before, and less was there than was
+    hoped for."""
 
-    request: _Request
-    choice: int
+    sequence: Sequence
     first: int
     stop: int
+    keys: list[bytes]
     fetch: Fetch
     again: bool
 
@@ -74,37 +68,34 @@ class Stock:
         self._bytes = BlockBytes(engine.memory, engine.windows)
         self._slides = any(window is not None for window in engine.windows)
         self._texts: dict[Hashable, _Text] = {}
+        self._followers: list[Sequence] = []
+        """Sequences whose next block is on its way for another one."""
         self._numbers = itertools.count()
         self._tokens = 0
 
     def __len__(self) -> int:
-        """Requests that wait."""
-        return len({id(text.request) for text in self._texts.values()})
+        """Sequences whose blocks are on their way."""
+        return len(self._texts)
 
-    def bring(self, generate: Generate, then: Callable[[], None]) -> None:
-        """Do `then` when as much as pays of a request's tokens has come from the store; at once if there is nothing to wait for."""
-        request = _Request(generate, then)
-        if generate.params.prompt_logprobs is None or generate.output:  # else every row is computed
-            tails = {tuple(output): choice for choice, output in generate.choices.items()}
-            for choice in tails.values():
-                self._begin(request, choice)
-        if not request.waiting:
-            then()
-
-    def hurry(self, request_id: str) -> None:
-        """Somebody has something to say of a request, which therefore waits no longer."""
+    def tick(self) -> None:
+        """Look up who could be admitted by the next step; to be called before that is planned."""
         for key, text in list(self._texts.items()):
-            if text.request.generate.request_id == request_id:
+            if key not in self._engine.transit:  # it has given way to sequences that run
                 text.fetch.cancel()
                 self._end(key)
-
-    def hurry_all(self) -> None:
-        for request_id in {text.request.generate.request_id for text in self._texts.values()}:
-            self.hurry(request_id)
+        for sequence in self._engine.next_ones():
+            if not sequence.looked_up and not self._look_up(sequence):
+                return
 
     def fetched(self, key: Hashable) -> None:
         """As it was posted."""
         if key in self._texts:
+            self._end(key)
+
+    def abandon(self) -> None:
+        """Nobody wants anything any more."""
+        for key, text in list(self._texts.items()):
+            text.fetch.cancel()
             self._end(key)
 
     def stepped(self) -> None:
@@ -117,8 +108,7 @@ class Stock:
             if payload is not None:
                 label = Label(self._scope(block.salt), block.key, block.parent or NO_PARENT)
                 self._store.keep(label, payload.data)
-        # Those that have given way are looked for when their fetch ends.
-        self._engine.transit.lost.clear()
+        self._engine.transit.lost.clear()  # `tick` has looked for its own
 
     def stats(self) -> StoreStats:
         return StoreStats(waiting=len(self), fetched_tokens=self._tokens, counts=self._store.counts())
@@ -127,40 +117,53 @@ class Stock:
         """Store for a while what was kept, and end all threads."""
         self._store.close(AT_THE_END)
 
-    def _begin(self, request: _Request, choice: int, most: int | None = None) -> None:
-        """Have blocks of one choice's text brought, if there may be any. most: how many of the text's; None: all."""
-        generate, key = request.generate, ("store", next(self._numbers))
-        tokens = generate.prompt + generate.output.get(choice, [])
-        stop = len(tokens) // BLOCK if most is None else most
-        try:
-            have = self._engine.reserve(key, generate, choice) if stop else None
-        except TokenmillError:  # which who adds it will tell
-            return
+    def _look_up(self, sequence: Sequence) -> bool:
+        """Begin to bring what there may be. False if there is no room for it, so that it could not be admitted either."""
+        if sequence.awaits:
+            return True
+        usable = sequence.target if sequence.reuse_limit is None else min(sequence.target, sequence.reuse_limit)
+        return self._begin(sequence, usable // BLOCK, again=False)
+
+    def _begin(self, sequence: Sequence, stop: int, again: bool) -> bool:
+        """stop: how many of the sequence's blocks are wanted."""
+        key, transit = ("store", next(self._numbers)), self._engine.transit
+        sequence.looked_up = True
+        if not stop:
+            return True
+        have = self._engine.make_room(key, sequence)
         if have is None:
-            return
+            sequence.looked_up = False
+            return False
         first = have // BLOCK
-        place = self._engine.transit.place(key, stop * BLOCK) if first < stop else None
+        hashes: list[bytes] = []
+        if first < stop:
+            hashes = block_hashes(sequence.token_ids[: stop * BLOCK], sequence.cache_salt, self._engine.info.fingerprint)
+        if hashes and any(hashes[first] in text.keys for text in self._texts.values()):
+            sequence.looked_up, sequence.awaits = False, True
+            self._followers.append(sequence)
+            hashes = []
+        place = transit.place(key, stop * BLOCK) if hashes else None
         if place is None:
-            self._engine.transit.release(key)
-            return
-        hashes = block_hashes(tokens[: stop * BLOCK], generate.cache_salt, self._engine.info.fingerprint)
+            transit.release(key)
+            return True
         wanted = Wanted(
-            scope=self._scope(generate.cache_salt),
+            scope=self._scope(sequence.cache_salt),
             keys=hashes[first:],
             parent=hashes[first - 1] if first else NO_PARENT,
             sizes=self._bytes.sizes,
             block_tokens=BLOCK,
-            take=self._taker(place, first, self._engine.transit.gate(key)),
+            take=self._taker(place, first, transit.gate(key)),
             done=lambda taken: self._post(key),
             deadline=self._clock.now() + LONGEST_WAIT,
         )
-        request.waiting += 1
-        self._texts[key] = _Text(request, choice, first, stop, self._store.fetch(wanted), most is not None)
+        sequence.awaits = True
+        self._texts[key] = _Text(sequence, first, stop, hashes[first:], self._store.fetch(wanted), again)
+        return True
 
     def _taker(self, place: Place, first: int, gate: Gate) -> Callable[[int, memoryview], bool]:
         """What a thread of the store does with blocks, from the text's block `first` on."""
 
-        def frames(of_group: Sequence[int], block: int) -> list[int]:
+        def frames(of_group: Ordered[int], block: int) -> list[int]:
             start = block * FRAMES - place.start // FRAME  # of the block, in `of_group`; what lies before that is there already
             return [HOLE] * -min(start, 0) + list(of_group[max(start, 0) : start + FRAMES])
 
@@ -174,20 +177,21 @@ class Stock:
 
     def _end(self, key: Hashable) -> None:
         """Nothing more comes of a text."""
-        text = self._texts.pop(key)
-        request, taken, transit = text.request, text.fetch.taken, self._engine.transit
-        missing = text.first + taken < text.stop
-        if key in transit:  # it may have given way to sequences that run
-            if taken and not (missing and self._slides):
-                self._tokens += (text.first + taken) * BLOCK - transit.there(key)
-                transit.land(key, (text.first + taken) * BLOCK)
+        text, transit = self._texts.pop(key), self._engine.transit
+        sequence, come = text.sequence, text.first + text.fetch.taken
+        missing = come < text.stop
+        if key in transit:
+            if text.fetch.taken and not (missing and self._slides):
+                self._tokens += come * BLOCK - transit.there(key)
+                transit.land(key, come * BLOCK)
             transit.release(key)
-        request.waiting -= 1
-        if taken and missing and self._slides and not text.again and not text.fetch.cancelled:
+        sequence.awaits = False
+        for follower in self._followers:
+            follower.awaits = False
+        self._followers.clear()
+        if missing and self._slides and text.fetch.taken and not text.again and not text.fetch.cancelled:
             # Of windows only what is seen from the end was brought, which is now another one.
-            self._begin(request, text.choice, text.first + taken)
-        if not request.waiting:
-            request.then()
+            self._begin(sequence, come, again=True)
 
     def _scope(self, salt: str) -> Scope:
         return Scope.of(self._engine.info.fingerprint, salt)
