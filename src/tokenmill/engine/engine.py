@@ -263,13 +263,13 @@ class Engine:
         result = self._runner.finish(flight, self._generations, proposals)
         for sequence, tokens in result.tokens.items():
             del tokens[self._length(sequence, tokens) :]
+        if self.filling is not None:
+            self.filling.stepped(flight.step, self._clock.now() - self._started)
         self._scheduler.commit(flight.step, result.tokens, result.weights)
         took = self._clock.now() - self._started
         self._scheduler.learn(flight.step, took)
         if self.speculator is not None:
             self.speculator.learn(flight.step, result.tokens, took)
-        if self.filling is not None:
-            self.filling.stepped(flight.step, took)
         for work in flight.step:
             if work.sequence.hands_over and work.sequence.running:
                 self._lease(work.sequence)

@@ -16,7 +16,7 @@ FRAMES = BLOCK // FRAME
 
 class Block(NamedTuple):
     """`BLOCK` positions that are computed. key, parent: its own name and that of the block before it, if there is one. frames: of each KV
-    group, `FRAMES` numbers, -1 where its window no longer has them."""
+    group, `FRAMES` numbers, -1 where it no longer has them, as they have fallen out of its window since an earlier step."""
 
     key: bytes
     parent: bytes | None
@@ -47,7 +47,8 @@ class Filling:
         self._seconds = 0.0
 
     def stepped(self, step: Step, seconds: float) -> None:
-        """The step is committed, and its sequences still have their frames. It took `seconds`. O(its sequences and new blocks)."""
+        """The step is computed, and about to be committed: windows still have all that its rows looked at. It took `seconds`. What it found
+        right of drafts is told after the next one. O(its sequences and new blocks)."""
         for work in step:
             sequence = work.sequence
             if not sequence.running:
@@ -56,7 +57,7 @@ class Filling:
             if progress is None:
                 hasher = BlockHasher(sequence.cache_salt, self._fingerprint)
                 progress = self._progress[sequence] = _Progress(hasher, work.start // BLOCK)
-            whole = min(sequence.computed, sequence.shareable) // BLOCK
+            whole = min(work.start + work.n_tokens, sequence.shareable) // BLOCK
             if whole > progress.told:
                 self._tell(sequence, progress, whole)
         prompts = sum(work.n_tokens for work in step if work.n_tokens > 1)
