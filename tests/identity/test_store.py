@@ -124,7 +124,7 @@ async def test_workers_that_are_killed_over_and_over(pool: RequestPool, server: 
 
         killing = asyncio.create_task(murder())
         try:
-            await serve(cluster, pool, [*pool.talkative, *pool.long], seed=4, count=50)
+            await serve(cluster, pool, [*pool.talkative, *pool.long], seed=4, count=35)
         finally:
             killing.cancel()
         await until_nothing_is_held(cluster)
@@ -152,7 +152,7 @@ async def test_a_store_that_dies_is_damaged_and_comes_back(pool: RequestPool, tm
 
             harming = asyncio.create_task(harm())
             try:
-                await serve(cluster, pool, pool.long, seed=7, count=40)
+                await serve(cluster, pool, pool.long, seed=7, count=24)
             finally:
                 harming.cancel()
             await until_nothing_is_held(cluster)
@@ -167,7 +167,7 @@ async def test_what_falls_out_of_a_small_cache_is_fetched_in_compressed_form(smo
     pool = RequestPool(smollm2_path, 21, n_short=4, n_talkative=4, n_long=4, cache=cache)
     store = cache | kept_in(folder=str(tmp_path))
     async with workers(smollm2_path, [Role.MIXED], {"connector": "shm"}, memory_gb=0.02, cache=store) as cluster:
-        await serve(cluster, pool, [*pool.long, *pool.talkative], seed=8, count=40)
+        await serve(cluster, pool, [*pool.long, *pool.talkative], seed=8, count=24)
         await until_nothing_is_held(cluster)
         assert (await told(cluster))["w0"].fetched_tokens > 0
 
