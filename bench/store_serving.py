@@ -5,7 +5,7 @@
 Needs the extra `store`. A worker process beside an embedded server, one beside a folder, and one without a store, in turns, each with all
 CPUs. First tokens of a prompt that nobody has (computed), that the worker itself has (cached), and that the worker before it had (after a
 kill), of which cached is the floor: nothing is brought faster than what is there. Then the pause of a stream whose worker is killed after
-200 tokens, and the tokens that are computed again. Last, tokens per second of 8 requests at a time that find nothing, for what storing takes.
+200 tokens, and the tokens that are computed again. Last, tokens per second of 8 requests at a time that find nothing: what storing takes.
 Medians.
 """
 

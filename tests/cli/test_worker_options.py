@@ -43,6 +43,18 @@ def test_a_connector_becomes_settings(connector: str | None, secret_file: str | 
     assert (found.connector, found.secret_file) == (connector, secret_file) if found else connector is None
 
 
+def test_a_store_becomes_settings() -> None:
+    assert options.store(None, None, None, None) == options.store("none", None, None, None) == {}
+    for given, memory_gb, folder_gb, ttl in (
+        (("embedded", None, 3.0, 60), 3.0, 16.0, 60),
+        (("none", "/f", 3.0, None), 1.0, 3.0, 3600),
+        (("embedded", "/f", 3.0, None), 3.0, 16.0, 3600),
+    ):
+        found = EngineConfig.from_settings(model="m", **options.store(*given)).kv_store_config
+        assert found is not None
+        assert (found.memory_gb, found.folder_gb, found.ttl, found.folder) == (memory_gb, folder_gb, ttl, given[1])
+
+
 def test_strategy_and_interval_become_policies() -> None:
     assert options.routing(ONE, None, None) == options.routing(PAIR, None, None) == (RouterPolicy(), HealthPolicy())
     router, health = options.routing(PAIR, "prefix_aware", 2.5)
@@ -57,6 +69,8 @@ WRONG: list[tuple[str, tuple[Any, ...], str, str]] = [
     ("transfer", (PAIR, None, "/s"), "--secret-file", "--secret-file is for --connector tcp or nixl: leave it out, or choose one of them"),
     ("transfer", (PAIR, "shm", "/s"), "--secret-file", "--connector shm does not leave the host and has no use for --secret-file"),
     ("transfer", (PAIR, "tcp", None), "--secret-file", "--connector tcp needs --secret-file, a file with at least 16 random bytes"),
+    ("store", (None, None, 2.0, None), "--kv-store-gb", "--kv-store-gb is for a KV store: leave it out, or choose one"),
+    ("store", ("none", None, None, 60), "--kv-store-ttl", "--kv-store-ttl is for a KV store"),
     ("transfer", (PAIR, "nixl", None), "--secret-file", "--connector nixl needs --secret-file"),
     ("routing", (ONE, "round_robin", None), "--routing-strategy", "--routing-strategy is for several workers"),
     ("routing", (ONE, None, 5.0), "--health-check-interval", "--health-check-interval is for several workers"),

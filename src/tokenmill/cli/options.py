@@ -195,7 +195,7 @@ def store(url: str | None, folder: str | None, size_gb: float | None, ttl: int |
         return {}
     chosen: dict[str, Any] = {"url": None if url == "none" else url, "folder": folder}
     if size_gb is not None:
-        chosen["folder_gb" if url is None else "memory_gb"] = size_gb
+        chosen["folder_gb" if chosen["url"] is None else "memory_gb"] = size_gb
     if ttl is not None:
         chosen["ttl"] = ttl
     return {"kv_store_config": chosen}

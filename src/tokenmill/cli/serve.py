@@ -14,7 +14,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import options
-from tokenmill.core.config import EngineConfig
+from tokenmill.core.config import EngineConfig, KVStoreConfig
 from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
 
@@ -122,14 +122,22 @@ def command(
 
     def announce(info: EngineInfo) -> None:
         url, can_chat = _url(host, sock.getsockname()[1]), service.prompts.can_chat
-        print(ready_text(info, names[0], url, api_key is not None, can_chat, cluster.workers), flush=True)
+        print(ready_text(info, names[0], url, api_key is not None, can_chat, cluster.workers, config.kv_store_config), flush=True)
 
     print(f"tokenmill {__version__}: loading {names[0]} from {path}", flush=True)
     asyncio.run(serve(service, sock, shutdown_timeout, announce))
 
 
-def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: bool, workers: Mapping[str, EngineInfo]) -> str:
-    """What is printed when requests are taken. info: of any worker. workers: all of them by name."""
+def ready_text(
+    info: EngineInfo,
+    name: str,
+    url: str,
+    with_key: bool,
+    can_chat: bool,
+    workers: Mapping[str, EngineInfo],
+    store: KVStoreConfig | None = None,
+) -> str:
+    """What is printed when requests are taken. info: of any worker. workers: all of them by name. store: theirs, if there is one."""
     body: dict[str, object]
     if can_chat:
         path, body = "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
@@ -141,6 +149,7 @@ def ready_text(info: EngineInfo, name: str, url: str, with_key: bool, can_chat: 
             f"ready after {info.load_seconds:.1f} s: {url}/v1 (Ctrl-C ends it)",
             f"  model    {name} ({info.architecture}), context {info.max_model_len} tokens",
             *(_alone(info) if len(workers) == 1 else _several(info, workers)),
+            *([] if store is None else [f"  store    {_store(store)}"]),
             f"  try      curl {url}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         ]
     )
@@ -163,6 +172,13 @@ def _kv(info: EngineInfo) -> str:
 def _threads(info: EngineInfo) -> str:
     where = f" on CPUs {info.cpus}" if info.cpus else ""
     return f"{info.threads} thread{'s' * (info.threads != 1)}{where}"
+
+
+def _store(store: KVStoreConfig) -> str:
+    from tokenmill.transfer.store.address import parse_address
+
+    server = [] if store.url is None else [parse_address(store.url).shown]
+    return " and ".join([*server, *([] if store.folder is None else [store.folder])])
 
 
 def _drafts(info: EngineInfo) -> list[str]:
