@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import queue
 import random
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +83,7 @@ class WatchedTransit(Transit):
 
 
 class Stepper:
-    """An engine of real frames and no model. While it has `STREAM` it is always in a step."""
+    """An engine of real frames and no model. Once it has a request it is always in a step, until `in_work` is false again."""
 
     def __init__(self, frames: int) -> None:
         groups = [KVGroup("whole", Whole(), ((0, 0),)), KVGroup("window", Window(TARGET.windows[1] or 0), ((1, 0),))]
@@ -92,7 +94,7 @@ class Stepper:
         self.windows = TARGET.windows
         self.memory = self
         self.added: queue.SimpleQueue[Generate] = queue.SimpleQueue()
-        self.streaming = False
+        self.in_work = False
         self.in_step = False
 
     def frames(self, numbers: Sequence[Sequence[int]]) -> Any:
@@ -100,7 +102,7 @@ class Stepper:
 
     @property
     def has_work(self) -> bool:
-        return self.streaming
+        return self.in_work
 
     def reserve(self, key: object, request: Generate) -> int | None:
         with self.once:
@@ -108,14 +110,13 @@ class Stepper:
 
     def add(self, request: Generate) -> None:
         with self.once:
-            if request.request_id == "stream":
-                self.streaming = True
-            else:
+            self.in_work = True
+            if request.request_id != "stream":
                 self.added.put(request)
 
     def abort(self, request_id: str, choice: int | None, reason: object) -> None:
         with self.once:
-            self.streaming = self.streaming and request_id != "stream"
+            self.in_work = self.in_work and request_id != "stream"
 
     def abort_all(self) -> None:
         self.abort("stream", None, None)
@@ -136,7 +137,7 @@ class Stepper:
 
     def start_step(self) -> None:
         with self.once:
-            self.in_step = self.streaming
+            self.in_step = self.in_work
 
     def close(self) -> None:
         pass
@@ -227,8 +228,13 @@ class Desk:
 
         self.exchange = Exchange(engine, TARGET.boot, door, reader, send, self._inbox.post)
         self._worker = Worker(engine, send, self._inbox, self.exchange)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody still reads what it is told."""
+        return self._inbox._thread.is_alive()
 
     def say(self, *messages: ToWorker) -> None:
         for message in messages:
@@ -243,9 +249,9 @@ class Desk:
             if not isinstance(message, StepOutput):
                 return message
 
-    def reserve(self) -> bytes:
+    def reserve(self, expiry: float = 10.0) -> bytes:
         """The nonce of a reservation."""
-        self.say(reserve())
+        self.say(reserve(expiry=expiry))
         reserved = self.hear()
         assert isinstance(reserved, Reserved)
         return reserved.nonce
@@ -257,8 +263,8 @@ class Desk:
 
     def close(self) -> None:
         self.end()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
         self._theirs.close()
         self._ours.close()
 
@@ -294,7 +300,7 @@ class Play:
         self.engine.wait_for_step()
 
     def end(self) -> None:
-        self.engine.streaming = False
+        self.engine.in_work = False
         self.engine.end_step()
         self.desk.close()
         if self.desk.failure is not None:
@@ -333,15 +339,28 @@ def test_a_chunk_whose_ticket_has_waited_is_read_when_the_one_before_it_is_there
 
 
 def test_a_worker_that_waits_for_frames_alone_goes_on_when_they_have_come() -> None:
-    engine, reader = Stepper(64), PlayedReader()
+    engine, reader = PlayedSteps(), PlayedReader()
     desk = Desk(engine, reader)
-    nonce = desk.reserve()
-    desk.say(Ready(ticket(0, nonce)), start(7), Drain())
+    nonce = desk.reserve(expiry=10 * PATIENCE)
+    desk.say(Ready(ticket(0, nonce)), start(7))
     reader.next().over.set()
     assert isinstance(desk.hear(), Taken)
-    assert engine.added.get(timeout=PATIENCE).output == {0: [7]}
+    engine.wait_for_step()
+    engine.in_work = False
+    engine.end_step()
     desk.close()
     assert desk.failure is None
+
+
+def test_a_worker_that_has_ended_is_no_more_held_by_who_reads_its_stream() -> None:
+    desk = Desk(Stepper(64), PlayedReader())
+    desk.say(Drain())
+    desk.thread.join(PATIENCE)
+    assert desk.is_heard
+    worker = weakref.ref(desk.__dict__.pop("_worker"))
+    gc.collect()
+    assert worker() is None
+    desk.close()
 
 
 def test_what_is_released_while_it_is_read_keeps_its_frames_until_the_read_has_ended(play: Play) -> None:
@@ -414,12 +433,15 @@ def test_the_end_of_the_stream_during_a_step_waits_for_the_read(play: Play) -> N
 
 def test_a_fault_in_the_thread_that_has_read_is_the_loops_too() -> None:
     play = Play()
+    landing = threading.Event()
 
     def land(key: object, stop: int) -> None:
+        landing.set()
         raise RuntimeError("a fault")
 
     play.engine.transit.land = land  # type: ignore[method-assign]
     play.begin(0).over.set()
+    assert landing.wait(PATIENCE)
     play.engine.end_step()
     with pytest.raises(RuntimeError, match="a fault"):
         play.end()
@@ -456,7 +478,7 @@ class BusySteps(Stepper):
 
     def start_step(self) -> None:
         with self.once:
-            if self.streaming:
+            if self.in_work:
                 key, tokens = f"run {next(self._numbers)}", FRAME * self._rng.randint(1, 12)
                 self.kv.acquire(key, [], "")
                 while not self.kv.reserve(key, tokens):
