@@ -165,7 +165,7 @@ class PlayedSteps(Stepper):
         if self.displace:
             self.displace = False
             with self.once:
-                assert self.transit.give_way()
+                assert self.transit.give_way(True)
         super().start_step()
 
     def wait_for_step(self) -> None:
@@ -482,7 +482,7 @@ class BusySteps(Stepper):
                 key, tokens = f"run {next(self._numbers)}", FRAME * self._rng.randint(1, 12)
                 self.kv.acquire(key, [], "")
                 while not self.kv.reserve(key, tokens):
-                    assert self.transit.give_way()
+                    assert self.transit.give_way(True)
                     self.displaced += 1
                 self._own = [frame for table in self.kv.tables(key) for frame in table.frames(0, tokens // FRAME)]
                 self._key = key
