@@ -128,7 +128,7 @@ def test_a_budget_that_the_host_does_not_have_is_refused_though_each_share_would
 def test_each_role_has_its_scheduler_unless_one_is_asked_for() -> None:
     kinds = {plan.role: (plan.config.chosen_scheduler, plan.config.chunk, plan.config.longest_step) for plan in plans(ALL)}
     assert kinds == {
-        Role.PREFILL: ("prefill_optimized", 2048, None),
+        Role.PREFILL: ("prefill_optimized", 128, None),
         Role.DECODE: ("decode_optimized", 512, 0.1),
         Role.MIXED: ("mixed", 512, None),
     }

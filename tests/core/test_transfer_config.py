@@ -21,17 +21,18 @@ def config(**settings: Any) -> EngineConfig:
 @pytest.mark.parametrize(
     ("role", "means", "scheduler", "chunk"),
     [
-        ("prefill", Role.PREFILL, "prefill_optimized", 2048),
+        ("prefill", Role.PREFILL, "prefill_optimized", 128),
         ("decode", Role.DECODE, "decode_optimized", 512),
         ("mixed", Role.MIXED, "mixed", 512),
         ("both", Role.MIXED, "mixed", 512),
         (None, None, "mixed", 512),
     ],
 )
-def test_the_scheduler_follows_from_the_role_and_the_chunk_from_the_scheduler(role: Any, means: Any, scheduler: str, chunk: int) -> None:
+def test_scheduler_and_chunk_follow_from_the_role(role: Any, means: Any, scheduler: str, chunk: int) -> None:
     found = config(kv_transfer_config={"role": role})
     assert (found.role, found.chosen_scheduler, found.chunk) == (means, scheduler, chunk)
     assert (found.longest_step is not None) == (scheduler == "decode_optimized")
+    assert config(kv_transfer_config={"role": role}, scheduler="prefill_optimized").chunk == 2048
     own = config(kv_transfer_config={"role": role}, scheduler="prefill_optimized", chunk_size=100)
     assert (own.chosen_scheduler, own.chunk, own.longest_step) == ("prefill_optimized", 100, None)
 

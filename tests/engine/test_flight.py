@@ -34,6 +34,11 @@ class Watch:
         self.log.append(f"finish {self.finishes}")
         return result
 
+    def execute(self, flight):
+        logits = self.runner.execute(flight)
+        self._fail("execute")
+        return logits
+
     def give_way(self):
         self.runner.give_way()
 
@@ -179,7 +184,27 @@ def test_closing_finishes_the_step_in_flight(talk, watch):
     talk.engine.check_integrity()
 
 
-@pytest.mark.parametrize("where", ["start", "finish"])
+def test_what_is_added_and_aborted_between_execution_and_finish_counts_as_in_flight(talk, watch):
+    alone = talk.ask(PROMPT).tokens
+    talk.add("a", PROMPT)
+    talk.add("b", LONG[50:70])
+    talk.step()
+    talk.engine.execute()
+    talk.engine.execute()
+    assert watch.finishes == watch.starts - 1
+    talk.engine.abort("b")
+    talk.add("c", LONG[:20])
+    assert [(output.request_id, len(output.tokens)) for output in talk.finish_step()] == [("b", 0), ("a", 1)]
+    answers = talk.finish()
+    assert answers["a", 0].tokens == answers["c", 0].tokens == alone
+
+
+def test_nothing_is_executed_when_nothing_is_in_flight(talk):
+    talk.engine.execute()
+    assert talk.finish_step() == []
+
+
+@pytest.mark.parametrize("where", ["start", "execute", "finish"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
 def test_a_step_that_fails_is_planned_again(talk, watch, where, steps):
     """Nothing is lost and nothing told twice, whether it fails in the prompt (three steps) or after it."""
@@ -190,15 +215,15 @@ def test_a_step_that_fails_is_planned_again(talk, watch, where, steps):
     talk.add("a", prompt, temperature=1.0, max_tokens=4, logprobs=1, prompt_logprobs=0)
     for _ in range(steps):
         talk.step()
-    if where == "finish" and steps == 0:
+    if where != "start" and steps == 0:
         talk.step()
     watch.fail_in = where
     with pytest.raises(MemoryError, match=f"no memory to {where} with"):
-        talk.step()
+        (talk.engine.execute if where == "execute" else talk.step)()
     talk.engine.check_integrity()
     answer = talk.finish()["a", 0]
     assert (answer.tokens, answer.logprobs, answer.finish_reason) == (alone.tokens, alone.logprobs, LENGTH)
-    assert watch.starts - watch.finishes == (where == "finish")
+    assert watch.starts - watch.finishes == (where != "start")
 
 
 def test_after_a_failed_step_a_request_can_be_aborted(talk, watch):

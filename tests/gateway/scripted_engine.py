@@ -132,6 +132,9 @@ class ScriptedEngine:
     def start_step(self) -> None:
         """Nothing: a step of this engine is done in `finish_step`."""
 
+    def execute(self) -> None:
+        """Nothing, too."""
+
     def give_way(self) -> None:
         """It has no threads."""
 

@@ -35,7 +35,7 @@ class Notebook:
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
-        self._started = False
+        self._started = self._executed = False
         self.log: list[str] = []
 
     def add(self, request: Generate) -> None:
@@ -49,10 +49,15 @@ class Notebook:
     def abort_all(self) -> None:
         raise AssertionError
 
+    def execute(self) -> None:
+        if self._started and not self._executed:
+            self._executed = True
+            self._meanwhile()
+
     def finish_step(self) -> list[SequenceOutput]:
+        self.execute()
         if self._started:
             self.log.append("finish")
-            self._meanwhile()
         return []
 
     def give_way(self) -> None:

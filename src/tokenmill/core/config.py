@@ -32,6 +32,10 @@ SchedulerName: TypeAlias = Literal["prefill_optimized", "decode_optimized", "mix
 
 _CHUNKS: dict[SchedulerName, int] = {"prefill_optimized": 2048, "decode_optimized": 512, "mixed": 512}
 
+HANDED_OVER = 128
+"""Prompt tokens in a step of a prefill worker: the frames of one step go over while the next one is computed, so that only those of the
+last one are waited for."""
+
 
 class BlockManagerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How KV pages are cut. `block_size` is `"dynamic"` or one of 8, 16, 32, 64 tokens."""
@@ -277,7 +281,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: path of a .gguf file or of a Hugging Face folder (the catalogue resolves names before).
     max_model_len: tokens of prompt plus output; None is the model's own context, as far as the KV pool holds it.
-    max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences; None: as many as suit the scheduler.
+    max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences; None: as many as suit the role and
+    the scheduler.
     scheduler: `prefill_optimized` computes prompts in large chunks, `decode_optimized` keeps steps in which streams decode below
     `max_step_ms` (docs/pd.md); None: what suits the role of `kv_transfer_config`, and without one `mixed`.
     kv_transfer_config: None: an engine that has no others beside it. kv_store_config: None: what it forgets is computed again.
@@ -334,7 +339,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def chunk(self) -> int:
         """Prompt tokens in one step."""
-        return self.chunk_size if self.chunk_size is not None else _CHUNKS[self.chosen_scheduler]
+        if self.chunk_size is not None:
+            return self.chunk_size
+        if self.scheduler is None and self.role is Role.PREFILL:
+            return HANDED_OVER
+        return _CHUNKS[self.chosen_scheduler]
 
     @property
     def longest_step(self) -> float | None:

@@ -193,6 +193,19 @@ class Engine:
             return None
         return self.transit.reserve(key, sequence.token_ids, sequence.cache_salt, self._scheduler.spare, brief=True)
 
+    def execute(self) -> None:
+        """Help until the step in flight, if there is one, is executed: what takes time of `finish_step`, which is still to be called.
+
+        Meanwhile another thread may do what can be done in flight. It must not both abort sequences and hand out frames (`Transit.place`):
+        the step may still write to those of an aborted one."""
+        if self._flight is None:
+            return
+        try:
+            self._runner.execute(self._flight)
+        except BaseException:
+            self._flight = None
+            raise
+
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""
         self._finish()

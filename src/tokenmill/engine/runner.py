@@ -58,14 +58,18 @@ class Wanted(NamedTuple):
         return range(self.row, self.row + 1 + len(self.draft))
 
 
-class Flight(NamedTuple):
-    """A step that has been started and not finished."""
+@dataclass(slots=True)
+class Flight:
+    """A step that has been started and not finished.
+
+    wanted: in groups of at most `MAX_OUTPUTS` rows. weights: of those that weigh, int64 [pairs, frames], as the kernels fill them.
+    logits: of the first group, once it is executed.
+    """
 
     step: Step
     wanted: list[list[Wanted]]
-    """In groups of at most `MAX_OUTPUTS` rows."""
     weights: dict[Sequence, Weights]
-    """Of those that weigh: int64 [pairs, frames], as the kernels fill them."""
+    logits: F32 | None = None
 
 
 class Runner:
@@ -96,13 +100,19 @@ class Runner:
         """Between two steps: each thread yields its CPU before it begins with the next one."""
         self._tape.give_way()
 
+    def execute(self, flight: Flight) -> F32:
+        """Help until the step is executed: KV of its positions is written. Returns the logits of the first rows that are wanted."""
+        if flight.logits is None:
+            flight.logits = self._tape.finish()
+        return flight.logits
+
     def finish(self, flight: Flight, generations: Generations, proposals: Proposals | None = None) -> StepResult:
-        """Help until the step is executed: KV of its positions is written. Then turn wanted rows into tokens.
+        """`execute`, if that has not been done, and turn wanted rows into tokens.
 
         proposals: verify drafts by rejection; logits that they were drawn from, by sequence. Sequences that are not in
         `generations` have ended since the start, and nothing is said of them.
         """
-        logits = self._tape.finish()
+        logits = self.execute(flight)
         result = StepResult(weights={sequence: found[self._keeping].sum(axis=0) for sequence, found in flight.weights.items()})
         for at, group in enumerate(flight.wanted):
             if at:

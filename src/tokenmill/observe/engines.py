@@ -120,7 +120,7 @@ class _Engine:
         self._counter("kv_transfer_bytes", "Of these chunks.", stats.read_bytes)
         self._counter("kv_transfer_seconds", "That copying them took.", stats.read_seconds)
         self._counter(
-            "kv_transfer_waited_seconds", "From the end of a prompt elsewhere to the start of its sequence.", stats.waited_seconds
+            "kv_transfer_waited_seconds", "From the end of a prompt elsewhere to when its last frames had come.", stats.waited_seconds
         )
         refused: dict[tuple[str, ...], float] = {(reason,): count for reason, count in stats.refusals.items()}
         self._counters("kv_transfer_refused", "Chunks of KV frames that were not taken, by reason.", ("reason",), refused)

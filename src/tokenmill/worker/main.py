@@ -20,14 +20,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.handover import FromWorker, Release, ToWorker
+from tokenmill.core.handover import FromWorker, Ready, Release, Start, ToWorker
 from tokenmill.core.messages import Abort, Drain, EngineInfo, Failed, Generate, GetStats, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.types import FinishReason
 from tokenmill.worker import control, wire
@@ -36,6 +36,7 @@ from tokenmill.worker.exchange import Exchange, open_exchange
 from tokenmill.worker.nursery import Nursery, ended_with
 from tokenmill.worker.taking import ReadEnded
 from tokenmill.worker.title import set_title
+from tokenmill.worker.turn import Turn
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine as RealEngine
@@ -62,6 +63,8 @@ class Engine(Protocol):
 
     def abort_all(self) -> None: ...
 
+    def execute(self) -> None: ...
+
     def finish_step(self) -> list[SequenceOutput]: ...
 
     def give_way(self) -> None: ...
@@ -87,8 +90,25 @@ class Leave(msgspec.Struct, frozen=True):
     """Somebody wants this worker to end."""
 
 
-Event = ReadEnded | Fetched | StreamEnded | Leave
+class Handled(msgspec.Struct, frozen=True):
+    """What there was to say has been done already. What has come of it may be for the loop to see."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of this process, in a thread that must not be the only one that knows."""
+
+    error: BaseException
+
+
+Event = ReadEnded | Fetched | StreamEnded | Leave | Handled | Fault
 """What the loop is told from inside the process."""
+
+AT_ONCE = (Ready, Start, ReadEnded)
+"""What may be done while a step is executed, before what has come earlier: it is about reservations that there are, changes nothing of the
+sequences that run, and aborts none. So the next chunk of a prompt is read without waiting for the end of a step."""
+
+
+First = Callable[[ToWorker | Event], ToWorker | Event]
 
 
 def end_process(status: int) -> None:
@@ -111,12 +131,23 @@ class Inbox:
         self._has_input.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
         self._messages: queue.SimpleQueue[ToWorker | Event] = queue.SimpleQueue()
+        self._first: First | None = None
         self._thread = threading.Thread(target=self._read, name="inbox", daemon=True)
         self._thread.start()
 
-    def post(self, event: Event) -> None:
-        """What a thread of this process has to say."""
-        self._messages.put(event)
+    @contextlib.contextmanager
+    def shown_to(self, first: First) -> Iterator[None]:
+        """Meanwhile `first` sees every message in the thread that brings it, and what it returns is kept instead."""
+        self._first = first
+        try:
+            yield
+        finally:
+            self._first = None
+
+    def post(self, message: ToWorker | Event) -> None:
+        """From any thread."""
+        first = self._first
+        self._messages.put(message if first is None else first(message))
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the stream."""
@@ -140,7 +171,7 @@ class Inbox:
         status = 1
         try:
             while (message := self._receive()) is not None:
-                self._messages.put(self._decoder.decode(message))
+                self.post(self._decoder.decode(message))
             status = 0
         except OSError:
             status = 0
@@ -160,8 +191,11 @@ class Inbox:
 
 
 class Worker:
-    """One engine and the stream that feeds it. send: to the gateway. exchange: with other workers, if it hands anything over. stock: of
-    a KV store, if there is one."""
+    """One engine and the stream that feeds it. send: to the gateway, by one thread at a time. exchange: with other workers, if it hands
+    anything over. stock: of a KV store, if there is one.
+
+    Engine, exchange and stock are used, and messages sent, by who has the turn: the loop, except while it waits or a step is executed.
+    """
 
     def __init__(
         self,
@@ -179,35 +213,56 @@ class Worker:
         self._draining = False
         self._ended = False
         self._idle = True
+        self._turn = Turn()
 
     def run(self) -> None:
         """Serve until a drain is complete, or until the inbox says that the stream has ended."""
-        while not self._ended:
-            if self._engine.in_step:
-                self._step()
-            elif self._draining and not self._busy:
-                return
-            elif (message := self._inbox.wait(None if self._exchange is None else self._exchange.patience())) is not None:
-                self._handle(message)
-            while (message := self._inbox.poll()) is not None:
-                self._handle(message)
-            self._plan()
+        with self._turn, self._inbox.shown_to(self._at_once):
+            while not self._ended:
+                if self._engine.in_step:
+                    self._step()
+                elif self._draining and not self._busy:
+                    return
+                elif (message := self._wait()) is not None:
+                    self._handle(message)
+                while (message := self._inbox.poll()) is not None:
+                    self._handle(message)
+                self._plan()
 
     def abandon(self) -> None:
         """After the end of the stream: end all that came by it. Returns when no frame is held for it."""
-        if self._stock is not None:
-            self._stock.abandon()
-        if self._exchange is not None:
-            self._exchange.closed()
-        self._engine.abort_all()
-        while self._engine.in_step or self._busy:
-            if self._engine.in_step:
-                self._step()
-            elif self._exchange is not None and isinstance(message := self._inbox.wait(self._exchange.patience()), ReadEnded):
+        with self._turn:
+            if self._stock is not None:
+                self._stock.abandon()
+            if self._exchange is not None:
+                self._exchange.closed()
+            self._engine.abort_all()
+            while self._engine.in_step or self._busy:
+                if self._engine.in_step:
+                    self._step()
+                elif isinstance(message := self._wait(), ReadEnded | Fault):
+                    self._handle(message)
+                self._plan()
+
+    def _at_once(self, message: ToWorker | Event) -> ToWorker | Event:
+        """In the thread that brings a message; returns what is left for the loop."""
+        if self._exchange is None or not isinstance(message, AT_ONCE):
+            return message
+        try:
+            with self._turn:
                 self._exchange.handle(message)
-            self._plan()
+        except BaseException as error:
+            return Fault(error)
+        return Handled()
+
+    def _wait(self) -> ToWorker | Event | None:
+        patience = None if self._exchange is None else self._exchange.patience()
+        with self._turn.given_up():
+            return self._inbox.wait(patience)
 
     def _step(self) -> None:
+        with self._turn.given_up():
+            self._engine.execute()
         outputs = self._engine.finish_step()
         if self._stock is not None:
             self._stock.stepped()
@@ -258,6 +313,10 @@ class Worker:
                 self._send(Leaving())
             case StreamEnded():
                 self._ended = True
+            case Handled():
+                pass
+            case Fault(error):
+                raise error
             case _:
                 assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
                 self._exchange.handle(message)

@@ -40,8 +40,8 @@ class Taking:
     """The reservations of one worker, its engine's frames for them, and the reader that fills those.
 
     send: to the gateway. post: `ReadEnded` for `read_ended`, from any thread. A reservation for which there is no room waits for it, the
-    most urgent first. refusals: chunks that were not taken. reads, read_bytes, read_seconds: those that were. waited_seconds: between
-    the end of prompts and the start of their sequences.
+    most urgent first. refusals: chunks that were not taken. reads, read_bytes, read_seconds: those that were. waited_seconds: from
+    the news of the end of prompts to when the last of their frames had come.
     """
 
     def __init__(

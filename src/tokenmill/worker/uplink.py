@@ -67,7 +67,7 @@ class Uplink:
         self._broken = False
 
     def send(self, message: FromWorker) -> None:
-        """From one thread. Nothing happens once the connection has ended, which whoever reads from it sees."""
+        """From one thread at a time. Nothing happens once the connection has ended, which whoever reads from it sees."""
         if self._broken:
             return
         try:

@@ -13,6 +13,7 @@ import typer
 from tokenmill.cli.bench import options
 from tokenmill.cli.bench.output import Output, command_line
 from tokenmill.cli.options import Cpus, Model, Threads
+from tokenmill.core.config import HANDED_OVER
 from tokenmill.core.cpus import parse_cpus, usable_cpus
 from tokenmill.core.errors import ConfigError
 from tokenmill.measure.limits import limits_table
@@ -41,7 +42,7 @@ def command(
     chunks: Annotated[
         str, typer.Option(help="Of mixed engines beside that with 2048: prompt tokens per step, or paced for as many as keep steps short.")
     ] = CHUNKS,
-    prefill_chunk: Annotated[int, typer.Option(min=8, max=16384, help="Of the prefill worker: what is handed over at a time.")] = 128,
+    prefill_chunk: Annotated[int, typer.Option(min=8, max=16384, help="Of the prefill worker: what goes over at a time.")] = HANDED_OVER,
     connector: Annotated[Literal["shm", "tcp"], typer.Option(help="By which KV gets to the decode worker.")] = "shm",
     slo_ttft: Annotated[float, typer.Option(help="Milliseconds: a request is good if its first token is in time.")] = 10_000,
     slo_itl: Annotated[float, typer.Option(help="Milliseconds: … and 99% of the gaps between its tokens are no longer.")] = 150,

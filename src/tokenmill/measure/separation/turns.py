@@ -37,8 +37,8 @@ class Asked:
 
 
 class Transfers(NamedTuple):
-    """Of KV frames in a turn. prompts: handed over. waited: seconds between the ends of their prompts and the starts of their sequences
-    on the decode worker. exposed: by prompt, as `PDMetrics` has it."""
+    """Of KV frames in a turn. prompts: handed over. waited: seconds between the news of the ends of their prompts, on the decode worker,
+    and when their last frames had come. exposed: by prompt, as `PDMetrics` has it."""
 
     prompts: int
     reads: int
