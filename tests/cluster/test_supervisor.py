@@ -154,6 +154,18 @@ async def test_a_drain_lets_the_work_in_flight_finish() -> None:
         assert len(await running) == 100
 
 
+async def test_an_engine_that_dies_while_it_is_drained_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with started() as one:
+        one.begin_drain()
+        os.kill(one.info.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while "was ended by signal 9" not in caplog.text:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.2)  # far longer than the delay before a start
+        assert (one.restarts, "is started again" in caplog.text) == (0, False)
+        await one.stop(5)
+
+
 async def test_work_that_outlasts_the_drain_ends_with_its_process() -> None:
     async with started(step_seconds=0.01) as one:
         pid = one.info.pid

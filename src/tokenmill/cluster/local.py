@@ -218,6 +218,7 @@ class Cluster:
         if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
             raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
         self._plans = [plan for plan in self._plans if plan.name != name]
+        self._supervisors[name].begin_drain()
         await self._dispatcher.drain(name)
         await self._supervisors.pop(name).stop(REMOVED_WITHIN)
 

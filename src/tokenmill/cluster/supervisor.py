@@ -129,7 +129,7 @@ class Supervisor:
         return error
 
     def begin_drain(self) -> None:
-        """Take no new requests; those in flight go on."""
+        """Take no new requests; those in flight go on. A process that ends from here on is the last one."""
         self._become(State.DRAINING, "the server is shutting down and takes no new requests: use another one, or wait for its restart")
 
     async def stop(self, timeout: float) -> None:
@@ -188,6 +188,8 @@ class Supervisor:
             self._become(State.DOWN, "the engine is down and being restarted: try again shortly")
             worker.kill()
             log.error("the process of %s %s", self.name, describe_exit(await worker.wait()))
+            if self._state is State.DRAINING:
+                return
             if self._clock.now() - started >= self._policy.healthy_after:
                 failures = 0
             failures += 1
