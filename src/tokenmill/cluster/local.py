@@ -217,10 +217,12 @@ class Cluster:
         boot = self.workers[name].boot
         if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
             raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
-        self._plans = [plan for plan in self._plans if plan.name != name]
-        self._supervisors[name].begin_drain()
+        supervisor = self._supervisors[name]
+        supervisor.begin_drain()
         await self._dispatcher.drain(name)
-        await self._supervisors.pop(name).stop(REMOVED_WITHIN)
+        await supervisor.stop(REMOVED_WITHIN)
+        self._plans = [plan for plan in self._plans if plan.name != name]
+        self._supervisors.pop(name, None)  # it may have been asked for twice
 
     def _require(self, name: str) -> None:
         if name not in self._supervisors and name not in self.workers:
