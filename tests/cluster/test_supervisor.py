@@ -111,6 +111,17 @@ async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one
         assert len(await ask(one)) == 3
 
 
+async def test_an_engine_that_hangs_before_it_is_ready_is_killed_and_tried_again(tmp_path: Path) -> None:
+    spent = tmp_path / "spent"
+    spent.touch()
+    policy = RestartPolicy(first_delay=0.01, killed_after=1.0)
+    async with started(policy, load_hangs=True, once=str(spent)) as one:
+        spent.unlink()
+        os.kill(one.info.pid, signal.SIGKILL)
+        await until_ready(one, restarts=1)
+        assert len(await ask(one)) == 3
+
+
 async def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
     policy = RestartPolicy(first_delay=0.01, ask_every=0.05, stalled_after=0.2, killed_after=0.3)
     async with started(policy) as one:

@@ -35,6 +35,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     load_error: str | None = None
     load_exit: int | None = None
     load_seconds: float = 0.0
+    load_hangs: bool = False
     raise_at: int | None = None
     exit_at: int | None = None
     hang_at: int | None = None
@@ -97,6 +98,9 @@ class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._script = script = msgspec.json.decode(config.model, type=Script)
         script.fail(script.load_seconds, script.load_error, script.load_exit)
+        if script.load_hangs and not script.spent():
+            script.spend()
+            threading.Event().wait()
         self._config = config
         self._sequences: list[Running] = []
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
