@@ -174,7 +174,7 @@ class Cluster:
         self._dispatcher.abort(request_id, choice, reason)
 
     async def stats(self, within: float) -> list[EngineStats]:
-        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are not there, the last."""
+        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are being started again, the last."""
         members = list(self._dispatcher.members)
 
         async def ask(client: EngineClient) -> None:
@@ -183,7 +183,7 @@ class Cluster:
                     await client.stats()
 
         await asyncio.gather(*(ask(member.client) for member in members))
-        self._last = {name: last._replace(up=False) for name, last in self._last.items()}
+        self._last = {name: last._replace(up=False) for name, last in self._last.items() if name in self._supervisors}
         for name, info, stats in ((m.process.name, m.info, m.stats) for m in members if m.stats is not None):
             self._last[name] = EngineStats(name, info, stats, up=True)
         return list(self._last.values())
