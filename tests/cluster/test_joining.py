@@ -20,6 +20,7 @@ from scripted_engine import EOS
 from tokenmill.cluster import dispatcher, joining
 from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.local import Cluster
+from tokenmill.cluster.supervisor import RestartPolicy
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.messages import Generate, SequenceOutput
 from tokenmill.core.types import SamplingParams
@@ -34,9 +35,9 @@ def listen(port: int = 0) -> Listening:
 
 
 @contextlib.asynccontextmanager
-async def gateway(port: int = 0) -> AsyncIterator[tuple[Cluster, int]]:
+async def gateway(port: int = 0, policy: RestartPolicy | None = None) -> AsyncIterator[tuple[Cluster, int]]:
     listening = listen(port)
-    cluster = Cluster(scripted_engine.config(), [], listening=listening)
+    cluster = Cluster(scripted_engine.config(), [], listening=listening, policy=policy)
     starting = asyncio.create_task(cluster.start())
     try:
         yield cluster, listening.sock.getsockname()[1]
@@ -129,6 +130,19 @@ async def test_no_stream_goes_on_at_a_worker_whose_answers_are_others(monkeypatc
                 await begun
             assert await ask(cluster, request("b", b"abc")) == [*b"abc", EOS]
             assert [engine.name for engine in await cluster.stats(5)] == ["w"], "who has left is not told of for ever"
+
+
+async def test_a_worker_that_hangs_for_long_is_cut_off_and_comes_back_when_it_goes_on() -> None:
+    """The system on its host answers for it, so that the connection never ends by itself."""
+    async with gateway(policy=RestartPolicy(ask_every=0.1, killed_after=3.0)) as (cluster, port), worker(port) as one:
+        first = await one.line()
+        await until_there(cluster, "w")
+        one.process.send_signal(signal.SIGSTOP)
+        await until_there(cluster)
+        one.process.send_signal(signal.SIGCONT)
+        assert await one.line() == first, "the same process"
+        await until_there(cluster, "w")
+        assert await ask(cluster, request("a", b"abc")) == [*b"abc", EOS]
 
 
 async def test_a_worker_ends_what_it_had_and_comes_back_to_a_gateway_that_was_restarted() -> None:

@@ -65,11 +65,12 @@ class Cluster:
         self._dispatcher = Dispatcher(fleet, clock, self._expects, self.metrics, course)
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
-        self._guests = None if listening is None else Guests(self._dispatcher, self.model, {plan.name for plan in plans}, self._join)
+        names = {plan.name for plan in plans}
+        self._guests = None if listening is None else Guests(self._dispatcher, self.model, names, self._join, policy)
         self._entrance = None
         if listening is not None and self._guests is not None:
             self._entrance = Entrance(listening, self._guests.admit, self._guests.welcome)
-        self._watch: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._state = State.LOADING
         self._info: EngineInfo | None = None
         self._answerable = asyncio.Event()
@@ -125,9 +126,10 @@ class Cluster:
     async def start(self) -> EngineInfo:
         """Load all workers of this host and keep them running from here on, and let others in. Returns when requests can be answered.
         Raises what made a load fail; it is not tried again."""
-        self._watch = asyncio.create_task(self._dispatcher.watch(), name="watch")
-        if self._entrance is not None:
+        self._watching.append(asyncio.create_task(self._dispatcher.watch(), name="watch"))
+        if self._entrance is not None and self._guests is not None:
             self._entrance.open()
+            self._watching.append(asyncio.create_task(self._guests.watch(), name="watch guests"))
         loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors.values()]
         try:
             await asyncio.gather(*loading)
@@ -174,7 +176,7 @@ class Cluster:
         self._dispatcher.abort(request_id, choice, reason)
 
     async def stats(self, within: float) -> list[EngineStats]:
-        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are being started again, the last."""
+        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are started again, the last."""
         members = list(self._dispatcher.members)
 
         async def ask(client: EngineClient) -> None:
@@ -246,9 +248,9 @@ class Cluster:
             await asyncio.gather(*stopping)
         await self._nursery.close()
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
 
     def kill(self) -> None:
         """End all processes now, from any context; for a second signal."""
