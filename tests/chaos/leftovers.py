@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 from place import PATIENCE, Place, condition, descriptors
@@ -28,13 +30,26 @@ async def settle(place: Place) -> None:
 
 
 async def _unsettled(place: Place) -> str:
-    with contextlib.suppress(httpx.HTTPError):
+    with contextlib.suppress(httpx.HTTPError, OSError):
         look, metrics = await place.look(), await place.metrics()
         states = {name: worker["state"] for name, worker in look.workers.items()}
         if states != dict.fromkeys(place.expected, "healthy") or look.health != 200:
             return f"/health is {look.health}, workers are {states}, expected {sorted(place.expected)}"
-        return "; ".join(_held(metrics))
-    return "the gateway does not answer"
+        own = [worker["pid"] for name, worker in look.workers.items() if name not in place.guests]
+        return "; ".join(_held(metrics) + _pools_of_the_dead(own))
+    return "the gateway does not answer, or a worker has just ended"
+
+
+def _pools_of_the_dead(pids: Sequence[int]) -> list[str]:
+    """KV pools of workers that are gone, which others of these have mapped: they are nobody's, and take room."""
+    living = {inode for pid in pids for inode in _pools(pid, "rw-s")}
+    return [f"process {pid} has {len(dead)} pools of the dead" for pid in pids if (dead := _pools(pid, "r--s") - living)]
+
+
+def _pools(pid: int, access: str) -> set[str]:
+    """Inodes. Who has made one may write to it, others read."""
+    lines = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {line[4] for line in lines if len(line) == 6 and line[1] == access and line[5].startswith("/memfd:")}
 
 
 def _held(metrics: str) -> list[str]:
