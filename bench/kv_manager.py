@@ -58,7 +58,7 @@ def loaded(n_sequences: int, context: int, waiting: int = 0, n_frames: int = FRA
 def step(scheduler: Scheduler) -> None:
     work = scheduler.schedule(0.0)
     assert work is not None
-    scheduler.commit(work, {item.sequence: 17 for item in work if item.samples})
+    scheduler.commit(work, {item.sequence: [17] for item in work if item.samples})
 
 
 def decode_step(n_sequences: int, context: int, waiting: int = 0) -> float:

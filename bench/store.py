@@ -202,7 +202,7 @@ def measure(sizes: list[int], folder: Path) -> Iterator[Row]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        with EmbeddedServer.start(EmbeddedPolicy(memory=MEMORY, port=port)) as server:
+        with EmbeddedServer.started(EmbeddedPolicy(memory=MEMORY, port=port)) as server:
             for kind, url in (("unix", server.url), ("tcp", server.tcp_url)):
                 store = RemoteStore(parse_address(url), len(blocks.entries[0][1]), counts, PATIENT)
                 yield from storing(kind, store, blocks, *sent[kind])

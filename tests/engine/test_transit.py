@@ -7,9 +7,13 @@ import threading
 import pytest
 
 from tokenmill.core.config import BlockManagerConfig
+from tokenmill.core.types import SamplingParams
 from tokenmill.engine.transit import Transit
 from tokenmill.kv.groups import KVGroup, Retention, Whole, Window
 from tokenmill.kv.manager import KVManager
+from tokenmill.scheduler.plan import Limits
+from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.scheduler.sequence import Sequence
 
 TOKENS = list(range(100, 190))
 
@@ -116,13 +120,44 @@ def test_the_youngest_gives_way_first_and_it_is_known_which() -> None:
     compute(kv, TOKENS, 88)
     transit.lease("old", TOKENS, "", 0, 40)
     transit.reserve("young", [5] * 50, "", spare=0)
-    assert transit.give_way()
+    assert transit.give_way(leases=True)
     assert ("old" in transit, "young" in transit, transit.lost) == (True, False, ["young"])
-    assert transit.give_way()
-    assert not transit.give_way()
+    assert transit.give_way(leases=True)
+    assert not transit.give_way(leases=True)
     assert transit.lost == ["young", "old"]
     kv.check_integrity()
     assert kv.n_held == 0
+
+
+def test_leases_can_be_spared() -> None:
+    kv, transit = pool(64)
+    compute(kv, TOKENS, 88)
+    transit.reserve("old", [5] * 50, "", spare=0)
+    transit.lease("young", TOKENS, "", 0, 40)
+    assert transit.give_way(leases=False)
+    assert not transit.give_way(leases=False)
+    assert ("young" in transit, transit.lost) == (True, ["old"])
+
+
+def test_who_waits_while_nobody_runs_does_not_wait_for_reservations() -> None:
+    """What they wait for may be computed by an engine that waits for this one in the same way."""
+    kv, transit = pool(12)
+    scheduler = Scheduler(kv, Limits(4, 32), transit.give_way)
+    transit.reserve("r", TOKENS[:64], "", spare=0)
+    scheduler.add(Sequence("s", 0, list(range(60)), SamplingParams(max_tokens=4), seed=0))
+    assert scheduler.schedule(0.0) is not None
+    assert transit.lost == ["r"]
+
+
+def test_who_waits_while_nobody_runs_waits_for_leases() -> None:
+    kv, transit = pool(12)
+    scheduler = Scheduler(kv, Limits(4, 32), transit.give_way)
+    compute(kv, TOKENS, 72)
+    transit.lease("l", TOKENS, "", 0, 64)
+    scheduler.add(Sequence("s", 0, list(range(60)), SamplingParams(max_tokens=4), seed=0))
+    assert scheduler.schedule(0.0) is None
+    transit.release("l")
+    assert scheduler.schedule(0.0) is not None
 
 
 def test_the_end_of_a_reservation_stops_who_writes_and_waits_for_it() -> None:

@@ -44,7 +44,7 @@ def ended(process: int, timeout: float = LONG) -> bool:
 
 
 def test_it_serves_from_its_start_until_it_is_stopped(counts: Counts) -> None:
-    with EmbeddedServer.start(SMALL) as server:
+    with EmbeddedServer.started(SMALL) as server:
         folder = Path(parse_address(server.url).path).parent
         store = RemoteStore(parse_address(server.url), 1096, counts, PATIENT)
         assert store.put(entries(4)) == [True] * 4
@@ -58,7 +58,7 @@ def test_it_serves_from_its_start_until_it_is_stopped(counts: Counts) -> None:
 
 
 def test_it_keeps_to_its_memory_and_writes_nothing_to_disk() -> None:
-    with EmbeddedServer.start(SMALL) as server:
+    with EmbeddedServer.started(SMALL) as server:
         asked = client(server)
         told = asked.config_get("maxmemory*") | asked.config_get("save") | asked.config_get("appendonly") | asked.config_get("port")
         asked.close()
@@ -67,7 +67,7 @@ def test_it_keeps_to_its_memory_and_writes_nothing_to_disk() -> None:
 
 
 def test_nobody_else_gets_in_and_the_password_is_in_no_command_line() -> None:
-    with EmbeddedServer.start(SMALL) as server:
+    with EmbeddedServer.started(SMALL) as server:
         address = parse_address(server.url)
         assert stat.S_IMODE(Path(address.path).parent.stat().st_mode) == 0o700
         assert address.password is not None
@@ -80,7 +80,7 @@ def test_nobody_else_gets_in_and_the_password_is_in_no_command_line() -> None:
 
 def test_a_port_is_opened_only_if_asked_for_and_only_on_this_host(counts: Counts) -> None:
     port = free_port()
-    with EmbeddedServer.start(EmbeddedPolicy(memory=32 << 20, port=port)) as server:
+    with EmbeddedServer.started(EmbeddedPolicy(memory=32 << 20, port=port)) as server:
         store = RemoteStore(parse_address(server.tcp_url), 1096, counts, PATIENT)
         assert store.put(entries(2)) == [True, True]
         store.close()
@@ -89,7 +89,7 @@ def test_a_port_is_opened_only_if_asked_for_and_only_on_this_host(counts: Counts
 
 
 def test_a_server_that_was_killed_comes_back_under_the_same_name(counts: Counts) -> None:
-    with EmbeddedServer.start(SMALL) as server:
+    with EmbeddedServer.started(SMALL) as server:
         first = server.pid
         os.kill(first, signal.SIGKILL)
         until(lambda: server.pid != first)
@@ -103,7 +103,7 @@ def test_with_a_folder_it_has_what_it_had(tmp_path: Path, counts: Counts) -> Non
     folder.mkdir()
     policy = EmbeddedPolicy(memory=32 << 20, folder=folder)
     for turn in range(2):
-        with EmbeddedServer.start(policy) as server:
+        with EmbeddedServer.started(policy) as server:
             store = RemoteStore(parse_address(server.url), 1096, counts, PATIENT)
             assert store.find(keys(3)) == 3 * turn
             store.put(entries(3))
@@ -116,7 +116,7 @@ import sys, threading, time
 from tokenmill.transfer.store.embedded import EmbeddedPolicy, EmbeddedServer
 from tokenmill.transfer.store.address import parse_address
 servers = []
-starting = threading.Thread(target=lambda: servers.append(EmbeddedServer.start(EmbeddedPolicy(memory=32 << 20))))
+starting = threading.Thread(target=lambda: servers.append(EmbeddedServer.started(EmbeddedPolicy(memory=32 << 20))))
 starting.start()
 starting.join()
 print(servers[0].pid, parse_address(servers[0].url).path, flush=True)
@@ -143,17 +143,17 @@ def test_without_its_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(importlib.metadata, "files", missing)
     with pytest.raises(ConfigError, match=r"pip install 'tokenmill\[store\]'"):
-        EmbeddedServer.start()
+        EmbeddedServer.started()
     monkeypatch.setattr(importlib.metadata, "files", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'tokenmill\[store\]'"):
-        EmbeddedServer.start()
+        EmbeddedServer.started()
 
 
 def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"did not start: .*ddress already in use"):
-        EmbeddedServer.start(EmbeddedPolicy(port=taken.getsockname()[1]))
+        EmbeddedServer.started(EmbeddedPolicy(port=taken.getsockname()[1]))
     with pytest.raises(ConfigError, match=r"did not start: .*No such file or directory"):
-        EmbeddedServer.start(EmbeddedPolicy(folder=tmp_path / "nothing"))
+        EmbeddedServer.started(EmbeddedPolicy(folder=tmp_path / "nothing"))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-store")]
 
 
@@ -163,7 +163,7 @@ def test_too_little_memory_is_refused() -> None:
 
 
 def test_stopping_does_not_wait_for_a_server_that_hangs() -> None:
-    server = EmbeddedServer.start(SMALL)
+    server = EmbeddedServer.started(SMALL)
     process = server.pid
     os.kill(process, signal.SIGSTOP)
     server.stop(timeout=0.1)

@@ -48,7 +48,7 @@ class Waiter:
         options: dict[str, object] = {
             "scope": SCOPE,
             "keys": [key(number) for number in numbers],
-            "block_bytes": SIZE,
+            "sizes": (SIZE,),
             "block_tokens": 64,
             "take": self.take,
             "done": self.done,
@@ -148,7 +148,7 @@ def test_blocks_of_other_sizes_follow_each_other(reader: Make, store: Slow) -> N
     for first, size in enumerate((100, 50_000, 10, 2000)):
         store.put([(key(100 * first), pack(Label(SCOPE, key(100 * first)), payload(first, size)))])
         waiter = Waiter()
-        reading.fetch(waiter.wants([100 * first], block_bytes=size))
+        reading.fetch(waiter.wants([100 * first], sizes=(size,)))
         assert waiter.got() == [payload(first, size)]
 
 
@@ -334,7 +334,7 @@ def test_a_view_that_is_kept_too_long_hurts_nobody(reader: Make, store: Slow) ->
             kept.append(block)
             return waiter.take(number, block)
 
-        reading.fetch(waiter.wants([number], block_bytes=size, take=take))
+        reading.fetch(waiter.wants([number], sizes=(size,), take=take))
         assert waiter.got() == [payload(number, size)]
 
 

@@ -71,6 +71,21 @@ Link = Annotated[
 SecretFile = Annotated[
     str | None, typer.Option(help="What workers show each other (--connector tcp or nixl): 16 random bytes at least.", metavar="FILE")
 ]
+KvStore = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-store",
+        help="Where KV is kept for all workers and their successors: valkey://HOST:PORT, or embedded, which starts such a server.",
+        metavar="URL",
+    ),
+]
+KvStoreFolder = Annotated[str | None, typer.Option(help="A folder for the same, beside a server or without one.", metavar="FOLDER")]
+KvStoreGb = Annotated[
+    float | None, typer.Option(help="GiB of the embedded server (default: 1), or of the folder if there is only one (16).", metavar="GIB")
+]
+KvStoreTtl = Annotated[
+    int | None, typer.Option(help="Seconds for which the server keeps what nobody computes again; default: 3600.", metavar="SECONDS")
+]
 Strategy = Annotated[
     str | None,
     typer.Option("--routing-strategy", help=f"Who gets a request: {', '.join(STRATEGIES)}; default: {STRATEGIES[0]}.", metavar="NAME"),
@@ -169,6 +184,21 @@ def transfer(chosen: Workers, connector: str | None, secret_file: str | None) ->
             param="--secret-file",
         )
     return {"kv_transfer_config": {"connector": connector, "secret_file": None if connector == "shm" else secret_file}}
+
+
+def store(url: str | None, folder: str | None, size_gb: float | None, ttl: int | None) -> dict[str, Any]:
+    """Settings of an engine. Raises `ConfigError`."""
+    if url in (None, "none") and folder is None:
+        for option, given in (("--kv-store-gb", size_gb), ("--kv-store-ttl", ttl)):
+            if given is not None:
+                raise ConfigError(f"{option} is for a KV store: leave it out, or choose one (--kv-store embedded)", param=option)
+        return {}
+    chosen: dict[str, Any] = {"url": None if url == "none" else url, "folder": folder}
+    if size_gb is not None:
+        chosen["folder_gb" if url is None else "memory_gb"] = size_gb
+    if ttl is not None:
+        chosen["ttl"] = ttl
+    return {"kv_store_config": chosen}
 
 
 def routing(chosen: Workers, strategy: str | None, health_check_interval: float | None) -> tuple[RouterPolicy, HealthPolicy]:

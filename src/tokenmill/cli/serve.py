@@ -54,6 +54,10 @@ def command(
     ] = None,
     workers_tls_cert: Annotated[str | None, typer.Option(help="What workers that join are shown.", metavar="FILE")] = None,
     workers_tls_key: Annotated[str | None, typer.Option(help="Of this certificate.", metavar="FILE")] = None,
+    kv_store: options.KvStore = None,
+    kv_store_folder: options.KvStoreFolder = None,
+    kv_store_gb: options.KvStoreGb = None,
+    kv_store_ttl: options.KvStoreTtl = None,
     routing_strategy: options.Strategy = None,
     health_check_interval: options.HealthCheckInterval = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
@@ -68,7 +72,7 @@ def command(
     settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
     settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
     workers = options.workers(prefill, decode, mixed, joining=listen_workers is not None)
-    settings |= options.transfer(workers, connector, secret_file)
+    settings |= options.transfer(workers, connector, secret_file) | options.store(kv_store, kv_store_folder, kv_store_gb, kv_store_ttl)
     router, health = options.routing(workers, routing_strategy, health_check_interval)
     from tokenmill.gateway.server import listen, serve
 
@@ -79,6 +83,7 @@ def command(
         raise ConfigError("--workers-tls-cert and --workers-tls-key are for --listen-workers: leave them out", param="--workers-tls-cert")
     sock = listen(host, port)
     from tokenmill.cluster.division import divide
+    from tokenmill.cluster.keeping import with_store
     from tokenmill.cluster.local import Cluster
     from tokenmill.core.memory import available_memory
     from tokenmill.gateway.service import Service
@@ -92,18 +97,17 @@ def command(
     path = resolve(model)
     own_name = [] if Path(model).expanduser() == path else [model]
     names = served_model_name or own_name or [path.stem]
-    config = with_draft(
-        EngineConfig.from_settings(
-            model=str(path),
-            served_name=names[0],
-            max_model_len=max_model_len,
-            max_batch_size=max_batch_size,
-            chunk_size=chunk_size,
-            threads=threads,
-            cpus=cpus,
-            **settings,
-        )
+    config = EngineConfig.from_settings(
+        model=str(path),
+        served_name=names[0],
+        max_model_len=max_model_len,
+        max_batch_size=max_batch_size,
+        chunk_size=chunk_size,
+        threads=threads,
+        cpus=cpus,
+        **settings,
     )
+    config, store = with_store(with_draft(config))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
@@ -113,7 +117,7 @@ def command(
         return load_tokenizer(path)
 
     plans = divide(config, workers, usable_cpus(), available_memory())
-    cluster = Cluster(config, plans, router=router, health=health, listening=listening)
+    cluster = Cluster(config, plans, router=router, health=health, listening=listening, store=store)
     service = Service(cluster, load_vocabulary, names, api_key, chosen)
 
     def announce(info: EngineInfo) -> None:

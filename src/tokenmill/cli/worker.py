@@ -51,6 +51,11 @@ def command(
     speculate: options.Speculate = None,
     draft_model: options.DraftModel = None,
     draft_tokens: options.DraftTokens = None,
+    kv_store: Annotated[
+        str | None, typer.Option(help="Where KV is kept for all workers and their successors, as of serve.", metavar="URL")
+    ] = None,
+    kv_store_folder: options.KvStoreFolder = None,
+    kv_store_ttl: options.KvStoreTtl = None,
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish when it is ended.", min=0)] = 30.0,
 ) -> None:
@@ -63,6 +68,13 @@ def command(
     name = check_name(name or f"{role}-{socket.gethostname().partition('.')[0]}")
     settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
     settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
+    if kv_store == "embedded":
+        raise ConfigError(
+            "--kv-store embedded is of the workers that serve starts, and of no other host: name a server that all reach, as in "
+            "valkey://host:6379, here and there",
+            param="--kv-store",
+        )
+    settings |= options.store(kv_store, kv_store_folder, None, kv_store_ttl)
     from tokenmill.weights.catalogue import resolve, with_draft
     from tokenmill.worker.join import serve_gateway
     from tokenmill.worker.uplink import GatewayAddress

@@ -143,6 +143,11 @@ class Course:
         return self._epoch
 
     @property
+    def begun(self) -> list[int]:
+        """Choices that have tokens, and not the last one."""
+        return [choice for choice, tokens in self._open.items() if tokens]
+
+    @property
     def decode(self) -> Process | None:
         """The decode worker of this attempt."""
         return self._decode

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -50,7 +50,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that is worked on. held: since when, and for what, it waits for a worker. heard: whose tokens were the last."""
+    """A request that is worked on. held: since when, and for what, it waits for a worker. heard: whose tokens were the last. cut: when a
+    worker was lost that had put out tokens, for each choice that is still to be gone on with."""
 
     generate: Generate
     route: RouteRequest
@@ -62,6 +63,7 @@ class _Live:
     reserved_at: float = 0.0
     held: tuple[float, NeedDecode] | None = None
     heard: Part | None = None
+    cut: dict[int, float] = field(default_factory=dict)
 
     def part_of(self, process: Process) -> Part | None:
         return next((part for part in (self.decode, self.prefill) if part is not None and part.process == process), None)
@@ -116,6 +118,7 @@ class Dispatcher:
         if self._members.get(name) is member:
             del self._members[name]
         for live in list(self._lives.values()):
+            self._cut(live, process)
             self._carry_out(live, live.course.lost(process))
 
     def heard(self, member: Member, message: FromWorker) -> None:
@@ -334,6 +337,9 @@ class Dispatcher:
                 live.heard = part
                 live.times.first_output(self._clock.now(), output.index, len(output.tokens), part.begun, prefill=part is live.prefill)
             self._ledger.output(part, output)
+            if live.cut and (since := live.cut.pop(output.choice, None)) is not None:
+                recomputed = len(live.generate.prompt) + output.index - output.reused
+                self._metrics.recovered(recomputed, self._clock.now() - since)
         if len(effects) == 1 and not live.course.over:  # nearly always
             assert isinstance(effects[0], Deliver)
             self._deliver(live, output)
@@ -370,7 +376,14 @@ class Dispatcher:
             if part is None:
                 continue
             if part is live.prefill or self._has_elsewhere(live, Role.MIXED, process.name):
+                self._cut(live, process)
                 self._carry_out(live, live.course.hung(process))
+
+    def _cut(self, live: _Live, process: Process) -> None:
+        """A worker is about to be lost."""
+        if live.decode is not None and live.decode.process == process:
+            now = self._clock.now()
+            live.cut = {choice: live.cut.get(choice, now) for choice in live.course.begun}
 
     def _has_elsewhere(self, live: _Live, wanted: Role, name: str) -> bool:
         return self._fleet.router.choose(live.route, wanted, excluded=(name,)).worker is not None

@@ -26,6 +26,7 @@ from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
 from tokenmill.observe.separation import PDMetrics
+from tokenmill.transfer.store.embedded import EmbeddedServer
 from tokenmill.worker.client import EngineClient
 
 REMOVED_WITHIN = 10.0
@@ -53,9 +54,10 @@ class Cluster:
         health: HealthPolicy | None = None,
         separation: SeparationPolicy | None = None,
         listening: Listening | None = None,
+        store: EmbeddedServer | None = None,
     ) -> None:
         """config: of what is loaded for all of this host, by as many threads as all have together. command: starts the nursery.
-        listening: where others join; the cluster closes it."""
+        listening: where others join; the cluster closes it. store: that the workers' settings name; it runs as long as the cluster does."""
         assert plans or listening is not None, "no worker"
         self.model = config.name
         self._nursery = Nursery(config, command)
@@ -70,6 +72,7 @@ class Cluster:
         self._entrance = None
         if listening is not None and self._guests is not None:
             self._entrance = Entrance(listening, self._guests.admit, self._guests.welcome)
+        self._store = store
         self._watching: list[asyncio.Task[None]] = []
         self._state = State.LOADING
         self._info: EngineInfo | None = None
@@ -126,6 +129,8 @@ class Cluster:
     async def start(self) -> EngineInfo:
         """Load all workers of this host and keep them running from here on, and let others in. Returns when requests can be answered.
         Raises what made a load fail; it is not tried again."""
+        if self._store is not None:
+            await asyncio.to_thread(self._store.start)
         self._watching.append(asyncio.create_task(self._dispatcher.watch(), name="watch"))
         if self._entrance is not None and self._guests is not None:
             self._entrance.open()
@@ -247,6 +252,8 @@ class Cluster:
         else:
             await asyncio.gather(*stopping)
         await self._nursery.close()
+        if self._store is not None:
+            await asyncio.to_thread(self._store.stop)
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
         for task in self._watching:
             task.cancel()

@@ -6,10 +6,8 @@ setting that is unknown is an error naming the nearest known one; nothing is eve
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +15,7 @@ from tokenmill.core.connectors import parse_connector
 from tokenmill.core.cpus import parse_cpus
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.roles import Role
+from tokenmill.core.settings import convert, drop_what_is_so_anyway
 from tokenmill.core.types import FRAME, KVType, Strategy
 
 PAGE_TOKENS = (8, 16, 32, 64)
@@ -239,6 +238,40 @@ class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             )
 
 
+class KVStoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where keys and values are kept beyond the engine that computed them (docs/kv-store.md).
+
+    url: of a server, as in `valkey://127.0.0.1:6379`, or `embedded` for one that comes along. folder: of this host, beside a server or
+    instead of one. memory_gb: GiB of the embedded server. folder_gb: GiB of all files in the folder. ttl: seconds that a server keeps what
+    nobody stores again.
+    """
+
+    url: str | None = None
+    folder: str | None = None
+    memory_gb: float = 1.0
+    folder_gb: float = 16.0
+    ttl: int = 3600
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.url == "embedded"
+
+    def __post_init__(self) -> None:
+        if self.url is None and self.folder is None:
+            raise ConfigError("kv_store_config names no server and no folder: give url (embedded will do), folder, or both", param="url")
+        for name, least, most in (("memory_gb", 1 / 64, 1e6), ("folder_gb", 1 / 64, 1e6), ("ttl", 1, 10**9)):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"kv_store_config: {name} is {value:g}, but must be between {least:g} and {most:g}", param=name)
+        for name, has, what in (
+            ("memory_gb", self.is_embedded, "url embedded; other servers have settings of their own"),
+            ("folder_gb", self.folder is not None, "a folder"),
+            ("ttl", self.url is not None, "a server"),
+        ):
+            if not has and getattr(self, name) != _default(self, name):
+                raise ConfigError(f"kv_store_config: {name} is for {what}: leave it out", param=name)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that an engine needs to be built.
 
@@ -247,7 +280,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_size: sequences in one step. chunk_size: prompt tokens in one step, over all sequences; None: as many as suit the scheduler.
     scheduler: `prefill_optimized` computes prompts in large chunks, `decode_optimized` keeps steps in which streams decode below
     `max_step_ms` (docs/pd.md); None: what suits the role of `kv_transfer_config`, and without one `mixed`.
-    kv_transfer_config: None: an engine that has no others beside it.
+    kv_transfer_config: None: an engine that has no others beside it. kv_store_config: None: what it forgets is computed again.
     threads: 0 takes the CPUs this process may use. cpus: `0-3,8` keeps each thread on a CPU of its own (docs/kernels.md).
     """
 
@@ -268,11 +301,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_config: AttentionConfig = AttentionConfig()
     speculative_config: SpeculativeConfig = SpeculativeConfig()
     kv_transfer_config: KVTransferConfig | None = None
+    kv_store_config: KVStoreConfig | None = None
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
         """Build a config from keyword settings; raises `ConfigError`."""
-        _drop_what_is_so_anyway(settings)
+        drop_what_is_so_anyway(settings)
         return convert(settings, cls, "")
 
     @property
@@ -339,86 +373,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "scheduler decode_optimized",
                 param="max_step_ms",
             )
-        if self.role in (Role.PREFILL, Role.DECODE) and not self.block_manager_config.shares_prefixes:
-            raise ConfigError(
-                f"a {self.role} worker needs prefix sharing, since what another worker has computed is found like a prefix: leave "
-                "enable_prefix_sharing and prefix_sharing_strategy out of block_manager_config, or use mixed workers",
-                param="block_manager_config",
-            )
+        if not self.block_manager_config.shares_prefixes:
+            if self.role in (Role.PREFILL, Role.DECODE):
+                self._need_prefixes(f"a {self.role} worker", "what another worker has computed", "use mixed workers")
+            if self.kv_store_config is not None:
+                self._need_prefixes("a KV store", "what comes from it", "do without kv_store_config")
 
-
-_ROUTED = "which workers go together is decided for each request: leave it out, and "
-
-_REFUSED: dict[str, str] = {
-    "worker_cls": "there is one worker class: leave it out",
-    "dtype": "weights keep the precision of their file: leave it out, or choose another file",
-    "kv_transfer_config.target_nodes": _ROUTED + "name the decode workers to PDRouter (decode_engines), or have each join it (--join)",
-    "kv_transfer_config.source_nodes": _ROUTED + "name the prefill workers to PDRouter (prefill_engines), or have each join it (--join)",
-}
-"""Settings that others have, by their paths."""
-
-
-def _drop_what_is_so_anyway(settings: dict[str, Any]) -> None:
-    """Raises `ConfigError` for more than one device."""
-    if settings.get("speculative_config", ...) is None:
-        del settings["speculative_config"]
-    if settings.get("dtype") == "auto":
-        del settings["dtype"]
-    parallel = settings.pop("tensor_parallel_size", 1)
-    if parallel != 1:
-        what = f"tensor_parallel_size is {parallel}: on a CPU threads do this work, use threads={parallel}"
-        raise ConfigError(what, param="tensor_parallel_size")
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-def convert(settings: Mapping[str, Any] | T, cls: type[T], where: str) -> T:
-    """Turn a mapping into a config class.
-
-    Unknown keys and wrong types raise `ConfigError` naming the setting and, for a key, the nearest known one.
-    """
-    if isinstance(settings, msgspec.Struct) and isinstance(settings, cls):
-        settings = msgspec.structs.asdict(settings)  # a class does not check its values, so it is read as a dict of them
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(settings).__name__}", param=where or None)
-    fields = {f.name: f for f in msgspec.structs.fields(cls)}
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        path = f"{where}.{key}" if where else str(key)
-        if path in _REFUSED:
-            raise ConfigError(f"{path}: {_REFUSED[path]}", param=path)
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(fields)}"
-            raise ConfigError(f"unknown setting {path!r}: {hint}", param=path)
-        kind = fields[key].type
-        nested = _struct(kind)
-        if nested is not None and (value is not None or kind is nested):
-            values[key] = convert(value, nested, path)
-            continue
-        try:
-            values[key] = msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            words = ", ".join(_words(kind)) if isinstance(value, str) else ""
-            why = f", but must be one of: {words}" if words else f": {error}"
-            raise ConfigError(f"{path} is {value!r}{why}", param=path) from None
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{where or cls.__name__}: {error}", param=where or None) from None
-
-
-def _struct(kind: Any) -> type[msgspec.Struct] | None:
-    """The config class that a setting of this type is, or may be."""
-    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)
+    def _need_prefixes(self, who: str, what: str, instead: str) -> None:
+        raise ConfigError(
+            f"{who} needs prefix sharing, since {what} is found like a prefix: leave enable_prefix_sharing and prefix_sharing_strategy out "
+            f"of block_manager_config, or {instead}",
+            param="block_manager_config",
+        )
 
 
 def _default(struct: msgspec.Struct, name: str) -> Any:
     return next(field.default for field in msgspec.structs.fields(struct) if field.name == name)
-
-
-def _words(kind: Any) -> list[str]:
-    """The strings that a setting of this type may be, if it is not any string."""
-    found = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
-    return [*found, "a number"] if found and int in get_args(kind) else found

@@ -85,6 +85,8 @@ class SequenceOutput(msgspec.Struct, array_like=True):
     """As in the `Generate`."""
     index: int = 0
     """Of the first of `tokens` in the choice's output."""
+    reused: int = 0
+    """Tokens of prompt and earlier output that were taken from the prefix tree at first admission; the others were computed."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -189,6 +191,17 @@ class HandoverStats(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks that were not taken, by reason."""
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since start and gauges now, of what one worker keeps in a KV store and takes from it (docs/kv-store.md)."""
+
+    waiting: int
+    """Requests that wait for blocks."""
+    fetched_tokens: int
+    """Positions that came from the store and were not computed."""
+    counts: dict[str, int]
+    """By their names (`transfer.store.counts.Count`)."""
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     """Counters since start and gauges now. `kv` counts are frames where nothing else is said."""
 
@@ -230,6 +243,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", kw_only=True):
     """Whether the loop that steps has found nothing to compute, so that it stands still rightly."""
     handover: HandoverStats | None = None
     """None: it hands nothing over."""
+    store: StoreStats | None = None
+    """None: it has no KV store."""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):

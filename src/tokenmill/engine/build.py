@@ -13,6 +13,7 @@ from tokenmill.core.messages import EngineInfo
 from tokenmill.core.types import FRAME
 from tokenmill.engine.cache import RequestBudget, design_cache
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.filling import Filling
 from tokenmill.engine.loading import Loaded, load_model
 from tokenmill.engine.memory import plan_capacity
 from tokenmill.engine.runner import MAX_OUTPUTS, Runner
@@ -102,7 +103,8 @@ def assemble(config: EngineConfig, shared: Shared, pool: Pool, sampler: Sampler 
     transit = Transit(kv, limits.chunk)
     pace = None if config.longest_step is None else Pace(config.longest_step)
     scheduler = Scheduler(kv, limits, transit.give_way, pace)
-    return Engine(info, scheduler, runner, MonotonicClock(), budget, transit, speculator, check_when_idle=checks)
+    filling = None if config.kv_store_config is None else Filling(kv, info.fingerprint)
+    return Engine(info, scheduler, runner, MonotonicClock(), budget, transit, speculator, filling, check_when_idle=checks)
 
 
 def fingerprint(model_digest: bytes, variant: str, cache: str) -> str:

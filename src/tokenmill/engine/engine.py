@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from tokenmill.core.limits import room_after
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput, Stats
 from tokenmill.core.types import FRAME, FinishReason
 from tokenmill.engine.cache import RequestBudget
+from tokenmill.engine.filling import Filling
 from tokenmill.engine.generation import Generation
 from tokenmill.engine.runner import Flight, Runner, StepResult
 from tokenmill.engine.transit import Place, Transit
@@ -55,12 +57,15 @@ class Engine:
         budget: RequestBudget,
         transit: Transit,
         speculator: Speculator | None = None,
+        filling: Filling | None = None,
         check_when_idle: bool = False,
     ) -> None:
         """budget: what the KV of a request may take. transit: frames that are held for others. speculator: who drafts, if anybody does.
-        check_when_idle: find the owner of every frame from scratch whenever the last sequence has ended."""
+        filling: is told of steps, for who keeps what they fill. check_when_idle: find the owner of every frame from scratch whenever the
+        last sequence has ended."""
         self.info = info
         self.transit = transit
+        self.filling = filling
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -178,6 +183,16 @@ class Engine:
         tokens = request.prompt + request.output.get(0, [])
         return self.transit.reserve(key, tokens, request.cache_salt, GROWTH * self._scheduler.spare)
 
+    def next_ones(self) -> Iterable[Sequence]:
+        """Waiting sequences for which there is a place in the batch, in order of service."""
+        return itertools.islice(self._scheduler.waiting(), max(0, self.info.max_batch_size - self._scheduler.n_running))
+
+    def make_room(self, key: Hashable, sequence: Sequence) -> int | None:
+        """Take frames for what a store has of a waiting sequence, if it could be admitted now; see `Transit.reserve`."""
+        if self._scheduler.n_running + self.transit.n_reserved >= self.info.max_batch_size:
+            return None
+        return self.transit.reserve(key, sequence.token_ids, sequence.cache_salt, self._scheduler.spare, brief=True)
+
     def finish_step(self) -> list[SequenceOutput]:
         """The first half of `step`, for a caller that tells what it gave, or hears what has come, before the next one is planned."""
         self._finish()
@@ -248,6 +263,8 @@ class Engine:
         result = self._runner.finish(flight, self._generations, proposals)
         for sequence, tokens in result.tokens.items():
             del tokens[self._length(sequence, tokens) :]
+        if self.filling is not None:
+            self.filling.stepped(flight.step, self._clock.now() - self._started)
         self._scheduler.commit(flight.step, result.tokens, result.weights)
         took = self._clock.now() - self._started
         self._scheduler.learn(flight.step, took)
@@ -334,6 +351,8 @@ class Engine:
         self._leased.pop(sequence, None)
         if self.speculator is not None:
             self.speculator.forget(sequence)
+        if self.filling is not None:
+            self.filling.forget(sequence)
 
     def _output(self, sequence: Sequence, tokens: list[int], index: int, finish_reason: FinishReason | None = None) -> SequenceOutput:
         return SequenceOutput(
@@ -347,6 +366,7 @@ class Engine:
             dropped_tokens=sequence.dropped_tokens[: len(tokens)],
             epoch=self._generations[sequence].epoch,
             index=index,
+            reused=sequence.reused,
         )
 
     def _rest(self) -> None:

@@ -7,7 +7,8 @@
 |                  | one enters the prefix cache when it is there       | in the prefix cache what has come, and computes the rest  |
 
 Both are tables of the KV manager beside those of running sequences, and give way to these: whoever runs never waits for frames on their
-way, and is never preempted for them. What is lost by that is computed again.
+way, and is never preempted for them. Reservations also give way to who waits while nobody runs: what they wait for may be computed by an
+engine that waits in the same way for this one. Leases need nothing more from here, and end. What is lost is computed again.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class _Lease:
 @dataclass(eq=False, slots=True)
 class _Reservation:
     tokens: Sequence[int]
+    brief: bool
     there: int = 0
     gate: Gate = field(default_factory=Gate)
 
@@ -104,14 +106,14 @@ class Transit:
         self._held[key] = one
         return self._place(one, start, stop)
 
-    def reserve(self, key: Hashable, tokens: Sequence[int], salt: str, spare: int) -> int | None:
+    def reserve(self, key: Hashable, tokens: Sequence[int], salt: str, spare: int, brief: bool = False) -> int | None:
         """Take frames for a prompt and a token more, and say how many positions of it are there already. None if there is no room,
-        with `spare` frames left for those who run."""
+        with `spare` frames left for those who run. brief: what it waits for comes from a store, soon or not at all."""
         assert key not in self._held, f"{key!r} is reserved already"
         hit, goal = self._kv.match(tokens, salt), len(tokens) + 1
         if self._kv.fresh(hit, goal, self._chunk) + hit.idle + spare > self._kv.available:
             return None
-        one = self._held[key] = _Reservation(tokens)
+        one = self._held[key] = _Reservation(tokens, brief)
         one.there = self._kv.acquire(one, tokens, salt)
         self._kv.promise(one, goal, self._chunk)
         return one.there
@@ -147,14 +149,19 @@ class Transit:
         if one is not None:
             self._kv.release(one)
 
-    def give_way(self) -> bool:
-        """Release the youngest, for running sequences that need its frames; False if there is none."""
-        if not self._held:
+    def give_way(self, leases: bool) -> bool:
+        """Release the youngest reservation, or lease if these are meant too, for sequences that need its frames; False if there is none.
+        Brief reservations are as leases."""
+        key = next((key for key in reversed(self._held) if leases or self._waits_for_others(key)), None)
+        if key is None:
             return False
-        key = next(reversed(self._held))
         self.release(key)
         self.lost.append(key)
         return True
+
+    def _waits_for_others(self, key: Hashable) -> bool:
+        one = self._held[key]
+        return isinstance(one, _Reservation) and not one.brief
 
     def _reservation(self, key: Hashable) -> _Reservation:
         one = self._held[key]

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenmill.cluster.division import WorkerPlan, Workers, divide
 from tokenmill.cluster.health import HealthPolicy
+from tokenmill.cluster.keeping import with_store
 from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.router import RouterPolicy
 from tokenmill.core.config import EngineConfig, KVTransferConfig, SpeculativeConfig
@@ -61,6 +62,7 @@ class PDRouter:
             ("served_name", [engine.config.served_name for engine in engines]),
             ("kv_cache_config.compression", [engine.config.kv_cache_config.compression for engine in engines]),
             ("attention_config", [engine.config.attention_config for engine in engines]),
+            ("kv_store_config", [engine.config.kv_store_config for engine in engines]),
             ("kv_transfer_config", [_link(engine.config) for engine in engines]),
         ):
             if any(one != found[0] for one in found):
@@ -69,21 +71,23 @@ class PDRouter:
         self._path = resolve(model)
         self.model: str = engines[0].config.served_name or model
         drafting = next((e.config.speculative_config for e in engines if e.config.speculative_config.model), SpeculativeConfig())
-        self._config = with_draft(
-            msgspec.structs.replace(
-                engines[0].config,
-                model=str(self._path),
-                served_name=self.model,
-                threads=0,
-                cpus=None,
-                kv_cache_config=msgspec.structs.replace(engines[0].config.kv_cache_config, memory_budget_gb=None),
-                kv_transfer_config=_link(engines[0].config),
-                speculative_config=drafting,
+        self._config, store = with_store(
+            with_draft(
+                msgspec.structs.replace(
+                    engines[0].config,
+                    model=str(self._path),
+                    served_name=self.model,
+                    threads=0,
+                    cpus=None,
+                    kv_cache_config=msgspec.structs.replace(engines[0].config.kv_cache_config, memory_budget_gb=None),
+                    kv_transfer_config=_link(engines[0].config),
+                    speculative_config=drafting,
+                )
             )
         )
         plans = divide(self._config, workers, usable_cpus(), available_memory())
         self._plans = [_own(plan, engine) for plan, engine in zip(plans, engines, strict=True)]
-        self._cluster = Cluster(self._config, self._plans, router=router, health=health)
+        self._cluster = Cluster(self._config, self._plans, router=router, health=health, store=store)
 
     @property
     def metrics(self) -> PDMetrics:

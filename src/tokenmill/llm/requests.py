@@ -47,6 +47,12 @@ def configure(model: str | os.PathLike[str], settings: dict[str, Any]) -> Engine
             "process, alone: leave it out, or start workers with `tokenmill serve --prefill N --decode N` or PDRouter",
             param="kv_transfer_config",
         )
+    if settings.get("kv_store_config") is not None:
+        raise ConfigError(
+            "kv_store_config is for workers, which share a store and outlive each other, and the engine of an LLM or AsyncLLM is in the "
+            "calling process, alone: leave it out, or start a worker with `tokenmill serve --kv-store URL`",
+            param="kv_store_config",
+        )
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     config = EngineConfig.from_settings(model=name, **settings)  # a wrong setting is told before anything is fetched
     path = resolve(config.model)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tokenmill.core.messages import EngineInfo, HandoverStats, Stats
+from tokenmill.core.messages import EngineInfo, HandoverStats, Stats, StoreStats
 from tokenmill.core.types import Speculation
 from tokenmill.observe.kv_cache import GB, kv_cache_stats
 
@@ -41,6 +41,8 @@ class _Engine:
         self._of_budgets(engine.stats)
         if engine.stats.handover is not None:
             self._of_handovers(engine.stats.handover, engine.up)
+        if engine.stats.store is not None:
+            self._of_store(engine.stats.store, engine.up)
 
     def _of_engine(self, stats: Stats, up: bool) -> None:
         """The engine's own counters. They start again with a new engine process, as Prometheus expects of a restart."""
@@ -122,6 +124,16 @@ class _Engine:
         )
         refused: dict[tuple[str, ...], float] = {(reason,): count for reason, count in stats.refusals.items()}
         self._counters("kv_transfer_refused", "Chunks of KV frames that were not taken, by reason.", ("reason",), refused)
+
+    def _of_store(self, stats: StoreStats, up: bool) -> None:
+        """Blocks that are kept in the KV store and taken from it."""
+        self._gauge("kv_store_waiting", "Requests that wait for blocks of the KV store.", stats.waiting if up else 0)
+        self._counter("kv_store_fetched_tokens", "Tokens whose KV came from the store and was not computed.", stats.fetched_tokens)
+        sizes = {name: count for name, count in stats.counts.items() if name.endswith("_bytes")}
+        for name, size in sizes.items():
+            self._counter(f"kv_store_{name}", f"{name.removesuffix('_bytes').capitalize()}, of the KV store.", size)
+        events: dict[tuple[str, ...], float] = {(name,): count for name, count in stats.counts.items() if name not in sizes}
+        self._counters("kv_store_events", "What has happened to blocks of the KV store (docs/kv-store.md).", ("event",), events)
 
     def _gauge(self, name: str, about: str, value: float) -> None:
         self._gauges(name, about, (), {(): value})

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from tokenmill.core.types import FinishReason
-from tokenmill.observe.histogram import BETWEEN_TOKENS, FIRST_TOKEN, TRANSFER, Histogram
+from tokenmill.observe.histogram import BETWEEN_TOKENS, FIRST_TOKEN, TOKENS, TRANSFER, Histogram
 from tokenmill.observe.statistics import Summary, summarise
 from tokenmill.observe.text_table import aligned
 
@@ -53,6 +53,8 @@ class PDMetrics:
         self._per_token = Histogram(BETWEEN_TOKENS)
         self._transfer = Histogram(TRANSFER)
         self._exposed = Histogram(TRANSFER)
+        self._recomputed = Histogram(TOKENS)
+        self._paused = Histogram(FIRST_TOKEN)
 
     def request(self, now: float) -> RequestTimes:
         """A request has arrived."""
@@ -84,6 +86,10 @@ class PDMetrics:
             "Of a request: from the prompt's token of one worker to the next one of another, less what a token takes there.",
             model,
         )
+        yield self._recomputed.family(
+            "recovery_recomputed_tokens", "Of a choice that lost its worker: tokens that were computed again by the next one.", model
+        )
+        yield self._paused.family("recovery_pause_seconds", "Of such a choice: from the loss to its next token.", model)
 
     # Told by RequestTimes
 
@@ -99,6 +105,11 @@ class PDMetrics:
     def exposed(self, seconds: float) -> None:
         self.kv_transfer_exposed_ms.append(1e3 * seconds)
         self._exposed.observe(seconds)
+
+    def recovered(self, recomputed: int, seconds: float) -> None:
+        """A choice goes on elsewhere, whose worker was lost so long ago."""
+        self._recomputed.observe(recomputed)
+        self._paused.observe(seconds)
 
     def decoded(self, per_token: float) -> None:
         self.decode_latency_per_token.append(1e3 * per_token)

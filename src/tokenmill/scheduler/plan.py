@@ -10,11 +10,12 @@ Order of service is (priority, arrival). The rules, and why no sequence waits fo
   frames, plus one spare frame per running sequence and KV group, so that what is admitted is not preempted at the next
   frame boundary. Where groups give back frames on the way (windows, budgets) it is the most that it holds at a time that
   is kept for it, and taken as it goes. Alone it needs no spare: an empty pool fits whatever admission control accepted.
-  Frames that are held for others than sequences come free in the end, and it waits for them.
+  For frames that other engines come for (leases) it waits; where nobody runs, those that wait for others' work (reservations) are its.
 - The waiting are admitted strictly in order: a large head is not overtaken by smaller ones. Only a *follower* is
   passed over: one whose next prefix frame is just being computed by a running prefill ahead of it. It gets
   that work for free by waiting, never later than it could have done it itself, since the leader is served first;
-  and as it is asked anew each step, nothing is stuck when the leader is aborted or preempted.
+  and as it is asked anew each step, nothing is stuck when the leader is aborted or preempted. So is one that awaits what a
+  store has of it, for a few milliseconds and within bounds.
 - Drafts of decoding sequences are verified with the rows that the rest of the step leaves, in frames that were lent for them.
 - When growth finds no frames, the last in order is preempted, whoever needs the frame; in such a step nobody is
   admitted. The first in order is thus never preempted, and finishes. A waiting sequence takes the place of running
@@ -178,6 +179,9 @@ class _Planner:
                 break  # before the look-up, which costs more than the rest
             if self.plan.preempt and self.plan.preempt[-1].rank < sequence.rank:
                 break  # a victim is next in order
+            if sequence.awaits:
+                followers += 1
+                continue
             limit = sequence.reuse_limit
             hit = MISS if limit == 0 else self.kv.match(sequence.token_ids, sequence.cache_salt, limit)
             start = hit.frames * FRAME

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,9 +28,11 @@ class Scheduler:
     exceeds their budget.
     """
 
-    def __init__(self, kv: KVManager, limits: Limits, give_way: Callable[[], bool] = lambda: False, pace: Pace | None = None) -> None:
-        """give_way: frees frames that are held for others than its sequences; says whether there were any. pace: bounds steps in which
-        sequences decode, if they are to be bounded."""
+    def __init__(
+        self, kv: KVManager, limits: Limits, give_way: Callable[[bool], bool] = lambda leases: False, pace: Pace | None = None
+    ) -> None:
+        """give_way: frees frames that are held for others than its sequences, those that others come for (leases) only if it is told so;
+        says whether there were any. pace: bounds steps in which sequences decode, if they are to be bounded."""
         self.kv = kv
         self.limits = limits
         self._give_way = give_way
@@ -68,6 +70,10 @@ class Scheduler:
     def spare(self) -> int:
         """Frames that an admission leaves for those who run: one for each of them and each KV group."""
         return self.n_running * self.kv.n_groups
+
+    def waiting(self) -> Iterable[Sequence]:
+        """In order of service; not to be kept."""
+        return self._waiting
 
     def decoding(self) -> list[Sequence]:
         """Running sequences that have only their newest token to compute, in order of service."""
@@ -131,7 +137,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Step | None:
         """Plan the next step at time `now` and give each sequence in it its frames. None when there is nothing to do, or nobody runs
-        and what waits finds no room beside frames that are held for others."""
+        and what waits finds no room beside frames that others come for."""
         if not self.has_work:
             return None
         limits = self.limits if self._pace is None else replace(self.limits, max_rows=self._pace.rows)
@@ -139,7 +145,9 @@ class Scheduler:
         if decision.preempt and self._lent:
             self._take_back()
             decision = plan(self._waiting, self._running, limits, self.kv)
-        while (decision.preempt or decision.short) and self._give_way():
+        while (decision.preempt or decision.short) and self._give_way(True):
+            decision = plan(self._waiting, self._running, limits, self.kv)
+        while not decision.work and self._give_way(False):
             decision = plan(self._waiting, self._running, limits, self.kv)
         for sequence in decision.preempt:
             self._stop(sequence)
@@ -207,6 +215,7 @@ class Scheduler:
         self.kv.promise(sequence.id, sequence.goal, self.limits.chunk, sequence.ladder)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
+            sequence.reused = sequence.computed
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
             self.prefix_queries += sequence.prompt_len
             self.prefix_hits += sequence.cached_tokens

@@ -24,13 +24,15 @@ class Sequence:
     reuse: False computes every position, whatever the prefix tree holds (prompt log-probabilities need them all).
     computed: positions whose keys and values are in frames. Preemption sets it back to 0; what it computes again
     is the same.
-    cached_tokens, first_scheduled: prompt tokens found in the prefix tree, and the time, at first admission.
+    cached_tokens, reused, first_scheduled: prompt tokens found in the prefix tree, these and tokens of the output, and the time, at first
+    admission.
     running: whether it has a place in the batch and frames.
     hands_over: it ends with its first token, and others go on with it.
     kv_budget: frames that it may keep, over all KV groups; None for any number. ladder: what it does as that fills up, set by the
     scheduler. climbed: points of the ladder that it has passed. sparsified_from: the first of them; what it computes from there on
     has not seen everything. dropped_tokens: for each token that the last step gave, positions that some KV group no longer had.
     weights: of frames, as gathered so far for the next point. All these go back to nothing with preemption.
+    looked_up, awaits: whether a store has been asked for what it has of it, and whether that is on its way; set by who asks.
     draft: tokens that somebody expects from `target` on, for the next step to verify as far as it has room.
     finish_reason, stop_token: set by whoever ends the sequence.
     """
@@ -56,8 +58,11 @@ class Sequence:
     sparsified_from: int | None = field(default=None, init=False)
     dropped_tokens: list[int] = field(default_factory=list, init=False)
     weights: Weights | None = field(default=None, init=False)
+    looked_up: bool = field(default=False, init=False)
+    awaits: bool = field(default=False, init=False)
     draft: tuple[int, ...] = field(default=(), init=False)
     cached_tokens: int = field(default=0, init=False)
+    reused: int = field(default=0, init=False)
     first_scheduled: float | None = field(default=None, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_token: int | None = field(default=None, init=False)
@@ -150,4 +155,5 @@ class Sequence:
         self.computed = self.climbed = 0
         self.sparsified_from = self.weights = None
         self.dropped_tokens = []
+        self.looked_up = False
         self.draft = ()

@@ -21,8 +21,7 @@ from tokenmill.core.proof import draw
 from tokenmill.core.roles import Role
 from tokenmill.worker.departure import Departure
 from tokenmill.worker.exchange import open_exchange
-from tokenmill.worker.main import Engine, Inbox, Leave, Load, Worker, load_engine
-from tokenmill.worker.taking import ReadEnded
+from tokenmill.worker.main import Engine, Event, Fetched, Inbox, Leave, Load, Worker, load_engine, open_stock
 from tokenmill.worker.title import set_title
 from tokenmill.worker.uplink import GatewayAddress, Uplink, reach
 
@@ -83,6 +82,7 @@ class JoinedWorker:
         if config.kv_transfer_config is not None:
             real = cast("RealEngine", engine)
             self._exchange = open_exchange(config.kv_transfer_config, real, boot, self._send, self._post)
+        self._stock = open_stock(config, engine, self._post)
         address = "" if self._exchange is None else self._exchange.address
         info = msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address)
         self._join = Join(version=VERSION, fresh=draw(), name=name, role=role, info=info)
@@ -114,15 +114,16 @@ class JoinedWorker:
             threading.Event().wait(min(FIRST_DELAY * 2.0 ** min(failures - 1, 30), LONGEST_DELAY) * random.uniform(0.5, 1.0))
 
     def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
+        for part in (self._exchange, self._stock):
+            if part is not None:
+                part.close()
         self._engine.close()
 
     def _serve(self, uplink: Uplink) -> None:
         """One connection: nothing that came by it, and nothing that is due to it, is left when this returns."""
         inbox = Inbox(uplink.sock)
         self._uplink, self._inbox = uplink, inbox
-        worker = Worker(self._engine, self._send, inbox, self._exchange)
+        worker = Worker(self._engine, self._send, inbox, self._exchange, self._stock)
         try:
             with self._departure.told(lambda: inbox.post(Leave())):
                 worker.run()
@@ -135,6 +136,8 @@ class JoinedWorker:
         assert self._uplink is not None, f"{type(message).__name__} for nobody"
         self._uplink.send(message)
 
-    def _post(self, event: ReadEnded) -> None:
-        assert self._inbox is not None, "a read goes on that nobody waits for"
-        self._inbox.post(event)
+    def _post(self, event: Event) -> None:
+        inbox = self._inbox
+        assert inbox is not None or isinstance(event, Fetched), "a read goes on that nobody waits for"
+        if inbox is not None:
+            inbox.post(event)

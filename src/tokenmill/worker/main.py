@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -39,6 +39,7 @@ from tokenmill.worker.title import set_title
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine as RealEngine
+    from tokenmill.worker.stock import Stock
 
 
 class Engine(Protocol):
@@ -72,6 +73,12 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class Fetched(msgspec.Struct, frozen=True):
+    """Blocks have come from the KV store, or will not come. key: of the fetch."""
+
+    key: Hashable
+
+
 class StreamEnded(msgspec.Struct, frozen=True):
     """Nothing more comes from the gateway."""
 
@@ -80,7 +87,7 @@ class Leave(msgspec.Struct, frozen=True):
     """Somebody wants this worker to end."""
 
 
-Event = ReadEnded | StreamEnded | Leave
+Event = ReadEnded | Fetched | StreamEnded | Leave
 """What the loop is told from inside the process."""
 
 
@@ -153,13 +160,22 @@ class Inbox:
 
 
 class Worker:
-    """One engine and the stream that feeds it. send: to the gateway. exchange: with other workers, if it hands anything over."""
+    """One engine and the stream that feeds it. send: to the gateway. exchange: with other workers, if it hands anything over. stock: of
+    a KV store, if there is one."""
 
-    def __init__(self, engine: Engine, send: Callable[[FromWorker], None], inbox: Inbox, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        send: Callable[[FromWorker], None],
+        inbox: Inbox,
+        exchange: Exchange | None = None,
+        stock: Stock | None = None,
+    ) -> None:
         self._engine = engine
         self._send = send
         self._inbox = inbox
         self._exchange = exchange
+        self._stock = stock
         self._draining = False
         self._ended = False
         self._idle = True
@@ -179,6 +195,8 @@ class Worker:
 
     def abandon(self) -> None:
         """After the end of the stream: end all that came by it. Returns when no frame is held for it."""
+        if self._stock is not None:
+            self._stock.abandon()
         if self._exchange is not None:
             self._exchange.closed()
         self._engine.abort_all()
@@ -191,6 +209,8 @@ class Worker:
 
     def _step(self) -> None:
         outputs = self._engine.finish_step()
+        if self._stock is not None:
+            self._stock.stepped()
         if self._exchange is not None:
             self._exchange.stepped(outputs)
         # A step without outputs is told too: it is how the other side knows that the engine moves. Whoever it wakes gets a
@@ -200,11 +220,14 @@ class Worker:
 
     @property
     def _busy(self) -> bool:
-        return self._engine.has_work or (self._exchange is not None and self._exchange.busy)
+        elsewhere = (self._exchange is not None and self._exchange.busy) or bool(self._stock)
+        return self._engine.has_work or elsewhere
 
     def _plan(self) -> None:
         if self._exchange is not None:
             self._exchange.tick()
+        if self._stock is not None:
+            self._stock.tick()
         self._engine.start_step()
         self._idle = not self._engine.in_step
         if self._exchange is not None:
@@ -217,6 +240,9 @@ class Worker:
                     self._engine.add(message)
                 except TokenmillError as error:
                     self._send(Failed.of(error, message.request_id, message.epoch))
+            case Fetched():
+                assert self._stock is not None, "a fetch without a store has ended"
+                self._stock.fetched(message.key)
             case Abort():
                 self._engine.abort(message.request_id, message.choice, message.reason)
             case Release():
@@ -224,7 +250,8 @@ class Worker:
                     self._engine.abort(message.request_id, None, FinishReason.ABORT)
             case GetStats():
                 handover = None if self._exchange is None else self._exchange.stats()
-                self._send(msgspec.structs.replace(self._engine.stats(), idle=self._idle, handover=handover))
+                store = None if self._stock is None else self._stock.stats()
+                self._send(msgspec.structs.replace(self._engine.stats(), idle=self._idle, handover=handover, store=store))
             case Drain():
                 self._draining = True
             case Leave():
@@ -234,6 +261,15 @@ class Worker:
             case _:
                 assert self._exchange is not None, f"{type(message).__name__} for a worker that hands nothing over"
                 self._exchange.handle(message)
+
+
+def open_stock(config: EngineConfig, engine: Engine, post: Callable[[Event], None]) -> Stock | None:
+    """A worker's, if its settings name a store. Raises `ConfigError`."""
+    if config.kv_store_config is None:
+        return None
+    from tokenmill.worker import stock  # native code
+
+    return stock.open_stock(config.kv_store_config, cast("RealEngine", engine), lambda key: post(Fetched(key)))
 
 
 Build = Callable[[EngineConfig], Engine]
@@ -289,7 +325,7 @@ def _serve(stream: socket.socket, build: Build) -> int:
         return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
     set_title(config)
-    inbox, boot, exchange = Inbox(stream, end_process), secrets.token_hex(16), None
+    inbox, boot, exchange, stock = Inbox(stream, end_process), secrets.token_hex(16), None, None
 
     def send(message: FromWorker) -> None:
         wire.send(stream, message)
@@ -299,14 +335,16 @@ def _serve(stream: socket.socket, build: Build) -> int:
         if config.kv_transfer_config is not None:
             real = cast("RealEngine", engine)
             exchange = open_exchange(config.kv_transfer_config, real, boot, send, inbox.post)
+        stock = open_stock(config, engine, inbox.post)
     except TokenmillError as error:
         wire.send(stream, Failed.of(error, ""))
         return 1
     address = "" if exchange is None else exchange.address
     wire.send(stream, msgspec.structs.replace(engine.info, pid=os.getpid(), boot=boot, address=address))
-    Worker(engine, send, inbox, exchange).run()
-    if exchange is not None:
-        exchange.close()
+    Worker(engine, send, inbox, exchange, stock).run()
+    for part in (exchange, stock):
+        if part is not None:
+            part.close()
     engine.close()
     return 0
 

@@ -44,7 +44,7 @@ class EmbeddedPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddedServer:
-    """A server from `start` to `stop`. A server that ends by itself is started again, with what it had gone unless there is a folder."""
+    """A server from `start` to `stop`, once. One that ends by itself is started again, and what it had is gone unless there is a folder."""
 
     def __init__(self, policy: EmbeddedPolicy, binary: Path) -> None:
         self._policy = policy
@@ -61,16 +61,25 @@ class EmbeddedServer:
         self._thread = threading.Thread(target=self._keep_running, name="kv-store-server", daemon=True)
 
     @classmethod
-    def start(cls, policy: EmbeddedPolicy | None = None) -> EmbeddedServer:
-        """Returns when it answers. Raises `ConfigError` when its package is not installed, or it does not start."""
-        server = cls(policy or EmbeddedPolicy(), _binary())
-        server._thread.start()
-        try:
-            server._await_answer()
-        except BaseException:
-            server.stop()
-            raise
+    def prepare(cls, policy: EmbeddedPolicy | None = None) -> EmbeddedServer:
+        """One that is still to be started, though it has its address. Raises `ConfigError` when its package is not installed."""
+        return cls(policy or EmbeddedPolicy(), _binary())
+
+    @classmethod
+    def started(cls, policy: EmbeddedPolicy | None = None) -> EmbeddedServer:
+        """`prepare` and `start`."""
+        server = cls.prepare(policy)
+        server.start()
         return server
+
+    def start(self) -> None:
+        """Returns when it answers. Raises `ConfigError` when it does not start."""
+        self._thread.start()
+        try:
+            self._await_answer()
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def url(self) -> str:
@@ -97,7 +106,8 @@ class EmbeddedServer:
             process.terminate()
             self._thread.join(timeout)
             process.kill()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._own.cleanup()
 
     def __enter__(self) -> EmbeddedServer:

@@ -54,7 +54,7 @@ class Reason(enum.StrEnum):
     """It is another block's entry."""
     PARENT = "parent"
     SIZE = "size"
-    """It is the block, but its payload is not as long as such blocks are."""
+    """It is the block, but its payload is not as long as such blocks can be."""
 
 
 class Scope(NamedTuple):

@@ -32,8 +32,8 @@ class ReaderPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Wanted:
     """Blocks of one text that follow each other.
 
-    keys: theirs. parent: the key of the block before the first, `NO_PARENT` if there is none. block_bytes, block_tokens: of each.
-    deadline: on the reader's clock, when it is too late.
+    keys: theirs. parent: the key of the block before the first, `NO_PARENT` if there is none. sizes: what their payloads can be long, the
+    longest first. block_tokens: of each. deadline: on the reader's clock, when it is too late.
 
     take: is given each block that came and is what it should be, in order, with its number in `keys`; returns whether it was taken, and
     then the next may follow. What the view shows is there for the time of the call only. done: is told once, last, how many were taken.
@@ -42,12 +42,16 @@ class Wanted:
 
     scope: Scope
     keys: Sequence[bytes]
-    block_bytes: int
+    sizes: Sequence[int]
     block_tokens: int
     take: Callable[[int, memoryview], bool]
     done: Callable[[int], None]
     parent: bytes = NO_PARENT
     deadline: float = math.inf
+
+    @property
+    def block_bytes(self) -> int:
+        return self.sizes[0]
 
     def label(self, number: int) -> Label:
         return Label(self.scope, self.keys[number], self.keys[number - 1] if number else self.parent)
@@ -202,7 +206,7 @@ class Reader:
         """Check and give the next block; returns whether it was taken."""
         label = fetch.wanted.label(fetch.taken)
         payload = unpack(label, entry)
-        if not isinstance(payload, Reason) and len(payload) != fetch.wanted.block_bytes:
+        if not isinstance(payload, Reason) and len(payload) not in fetch.wanted.sizes:
             payload = Reason.SIZE
         if isinstance(payload, Reason):
             self._counts.add(rejected(payload))
