@@ -10,10 +10,12 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
+import valkey
 from clients import Clients
 from lived import Lived
 from network import CUT, FAIR, Weather
 from place import Place
+from store_servers import Server
 from watch import Watch
 
 LONGEST_STOP = 15.0
@@ -22,12 +24,17 @@ LONGEST_STOP = 15.0
 class Monkey:
     """Strikes a place. journal: what was done, and when."""
 
-    def __init__(self, place: Place, clients: Clients, watch: Watch, seed: int, guest_options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, place: Place, clients: Clients, watch: Watch, seed: int, guest_options: Sequence[str] = (), store: Server | None = None
+    ) -> None:
+        """guest_options: of workers that join. store: the server of the place's KV store."""
         self._place = place
         self._clients = clients
         self._watch = watch
         self._rng = random.Random(seed)
         self._guest_options = guest_options
+        self._store = store
+        self._store_is_there = True
         self._stopped: set[int] = set()
         self._newcomers = 0
         self.journal: list[str] = []
@@ -186,6 +193,34 @@ class Monkey:
         await self.lived.sleep(seconds)
         network.weather(one, other, FAIR)
 
+    # The KV store
+
+    async def kill_the_store(self) -> None:
+        """With all that it has; another one is there after a while."""
+        store = self._store
+        assert store is not None
+        if not self._store_is_there:
+            return
+        self._note("kill the store")
+        self._store_is_there = False
+        store.kill()
+        await self.lived.sleep(self._rng.uniform(0, 5))
+        await asyncio.to_thread(store.start)
+        self._store_is_there = True
+
+    async def stop_the_store(self) -> None:
+        assert self._store is not None
+        if self._store_is_there:
+            await self._stop("the store", self._store.pid)
+
+    async def spoil_the_store(self) -> None:
+        """Some bytes of some of its entries are others, some entries are cut off, are longer, or those of others."""
+        assert self._store is not None
+        if not self._store_is_there or self._store.pid in self._stopped:
+            return
+        self._note("spoil the store")
+        await asyncio.to_thread(_spoil, self._store, random.Random(self._rng.random()))
+
     def _any_guest(self) -> str:
         return self._rng.choice(list(self._place.guests))
 
@@ -200,6 +235,26 @@ class Monkey:
 
     def _note(self, what: str) -> None:
         self.journal.append(f"[{self.lived.now():.1f}] {what}")
+
+
+def _spoil(store: Server, rng: random.Random) -> None:
+    with contextlib.suppress(valkey.ConnectionError, valkey.TimeoutError), store.client(socket_timeout=5) as client:
+        names = sorted(client.scan_iter("tokenmill:kv:*", count=1000))
+        for name in rng.sample(names, len(names) // 3):
+            entry = bytearray(client.get(name) or b"?")
+            match rng.randrange(5):
+                case 0:
+                    entry[rng.randrange(min(96, len(entry)))] ^= 1 << rng.randrange(8)  # of its head
+                case 1:
+                    for _ in range(rng.randrange(1, 9)):
+                        entry[rng.randrange(len(entry))] = rng.randrange(256)
+                case 2:
+                    del entry[rng.randrange(len(entry)) :]
+                case 3:
+                    entry += rng.randbytes(rng.randrange(1, 100))
+                case 4:
+                    entry = bytearray(client.get(rng.choice(names)) or b"")
+            client.set(name, bytes(entry), keepttl=True)
 
 
 LOCAL = (
@@ -219,3 +274,4 @@ JOINED = (
     Monkey.stop_the_gateway,
 )
 NETWORK = (*(2 * [Monkey.cut_off_a_guest]), *(2 * [Monkey.cut_two_guests_from_each_other]), *(2 * [Monkey.trouble_the_network]))
+STORE = (Monkey.kill_the_store, Monkey.stop_the_store, *(3 * [Monkey.spoil_the_store]))

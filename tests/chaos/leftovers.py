@@ -58,6 +58,8 @@ def _held(metrics: str) -> list[str]:
         samples = re.findall(rf"^tokenmill:{name}{{.*}} [0-9.e+-]+$", metrics, re.MULTILINE)
         assert samples, f"no metric {name} in\n{metrics}"
         found += [sample for sample in samples if float(sample.rpartition(" ")[2])]
+    if count(metrics, "kv_store_waiting"):  # which only workers with a store have
+        found.append("some wait for blocks of the KV store")
     return found
 
 

@@ -72,7 +72,8 @@ class Place:
     @property
     def nursery_pid(self) -> int | None:
         """Whose children are the workers of this host."""
-        return next(iter(child_pids(self.gateway_pid)), None)
+        children = child_pids(self.gateway_pid)
+        return next((pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "tm-model\n"), None)
 
     @property
     def door(self) -> str:

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import pytest
 from clients import Clients
-from faults import JOINED, LOCAL, NETWORK, Monkey
+from faults import JOINED, LOCAL, NETWORK, STORE, Monkey
 from leftovers import census, count, faults_told, settle
 from lived import Lived
 from network import Network, Unavailable
 from place import Place
 from questions import CONTEXT, Question, draw_questions
+from store_servers import Server
 from watch import Watch
 
 from tokenmill.core.roles import Role
@@ -58,14 +59,16 @@ def duration(seconds: float) -> float:
     return float(os.environ.get("TOKENMILL_CHAOS_SECONDS", seconds))
 
 
-async def endure(place: Place, questions: Sequence[Question], faults: Faults, seed: int, seconds: float, pause: float) -> Clients:
+async def endure(
+    place: Place, questions: Sequence[Question], faults: Faults, seed: int, seconds: float, pause: float, store: Server | None
+) -> None:
     """Strike a place while clients ask, and see that it is as it was before."""
     await settle(place)
     await place.hang_up()
     before = census(place)
     clients = Clients(place.url, questions, seed, place.lived)
     watch = Watch(place)
-    monkey = Monkey(place, clients, watch, seed, GUEST)
+    monkey = Monkey(place, clients, watch, seed, GUEST, store)
     asking = asyncio.create_task(clients.run())
     watching = asyncio.create_task(watch.run())
     striking = asyncio.create_task(monkey.run(faults, pause))
@@ -93,10 +96,11 @@ async def endure(place: Place, questions: Sequence[Question], faults: Faults, se
         assert await place.lived.until(as_before, 30), f"before: {before}, now: {after}"
         metrics = await place.metrics()
         handovers = count(metrics, "kv_transfer_time_seconds_count")
-        print(f"seed {seed}: {dict(clients.counts)}, {len(monkey.journal)} notes, {watch.looks} looks, {handovers:.0f} hand-overs")
+        fetched = count(metrics, "kv_store_fetched_tokens_total")
+        print(f"seed {seed}: {dict(clients.counts)}, {len(monkey.journal)} notes, {watch.looks} looks; of the last processes: "
+              f"{handovers:.0f} hand-overs, {fetched:.0f} tokens from the store")  # fmt: skip
         assert (clients.wrongs, watch.lies, faults_told(place)) == ([], [], [])
         assert clients.counts["right"] > 5
-        return clients
     except BaseException:
         print("\n".join([f"seed {seed}", *monkey.journal, *clients.wrongs, *watch.lies, str(clients.counts)]))
         raise
@@ -122,16 +126,24 @@ GATEWAYS: Faults = (Monkey.kill_the_gateway,)
 
 
 async def chaos(
-    folder: Path, model: Path, questions: Sequence[Question], setup: Setup, seconds: float, pause: float, network: Network | None = None
+    folder: Path,
+    model: Path,
+    questions: Sequence[Question],
+    setup: Setup,
+    seconds: float,
+    pause: float,
+    network: Network | None = None,
+    store: Server | None = None,
 ) -> None:
     seed, lived = drawn_seed(), Lived()
     living = asyncio.create_task(lived.run())
-    place = Place(folder, model, lived, SERVE if setup.own else (*SIZES, "0.4"), network)
+    serve = SERVE if setup.own else (*SIZES, "0.4")
+    place = Place(folder, model, lived, serve if store is None else (*serve, "--kv-store", store.url), network)
     try:
         await place.open(*setup.own, listens=bool(setup.guests))
         for number, role in enumerate(setup.guests):
             place.join(f"{role}-{number}", role, *GUEST)
-        await endure(place, questions, setup.faults, seed, duration(seconds), pause)
+        await endure(place, questions, setup.faults, seed, duration(seconds), pause, store)
         assert await place.close() == 0
         assert place.pids() == []
         assert not faults_told(place), "\n".join(faults_told(place))
@@ -160,3 +172,12 @@ async def test_half_an_hour(tmp_path: Path, smollm2_path: Path, questions: list[
 async def test_half_an_hour_on_a_network(tmp_path: Path, smollm2_path: Path, questions: list[Question], network: Network) -> None:
     setup = WORKERS_ON_HOSTS._replace(faults=(*WORKERS_ON_HOSTS.faults, *GATEWAYS))
     await chaos(tmp_path, smollm2_path, questions, setup, seconds=1800, pause=4.0, network=network)
+
+
+@pytest.mark.heavy
+async def test_half_an_hour_with_a_store(tmp_path: Path, smollm2_path: Path, questions: list[Question]) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    setup = LOCAL_WORKERS._replace(faults=(*LOCAL, *STORE, *STORE))
+    with Server(folder, "maxmemory 200mb", "maxmemory-policy allkeys-lru") as store:
+        await chaos(tmp_path, smollm2_path, questions, setup, seconds=1800, pause=2.0, store=store)
