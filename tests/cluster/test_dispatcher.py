@@ -227,3 +227,15 @@ async def test_work_is_spread_over_workers() -> None:
         await asyncio.sleep(0.1)
         assert [engine.stats.running for engine in await cluster.stats(5)] == [3, 3, 3]
         await asyncio.gather(*running)
+
+
+async def test_a_worker_that_is_being_removed_is_seen_until_it_has_ended_and_may_be_removed_twice() -> None:
+    async with workers(2, first={"max_model_len": 10**6}, max_model_len=100, step_seconds=0.005) as cluster:
+        running = asyncio.create_task(collect(cluster, request(ignore_eos=True)))  # too long for the other one
+        await asyncio.sleep(0.05)
+        removing = [asyncio.create_task(cluster.remove("mixed-0")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert [(name, state) for name, _, state, _ in cluster.overview()] == [("mixed-0", "draining"), ("mixed-1", "healthy")]
+        running.cancel()
+        await asyncio.wait_for(asyncio.gather(*removing), PATIENCE)
+        assert [name for name, *_ in cluster.overview()] == ["mixed-1"]

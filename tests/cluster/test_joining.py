@@ -17,9 +17,11 @@ import pytest
 import scripted_engine
 from scripted_engine import EOS
 
-from tokenmill.cluster import joining
+from tokenmill.cluster import dispatcher, joining
 from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.local import Cluster
+from tokenmill.cluster.supervisor import RestartPolicy
+from tokenmill.core.errors import Unavailable
 from tokenmill.core.messages import Generate, SequenceOutput
 from tokenmill.core.types import SamplingParams
 
@@ -33,9 +35,9 @@ def listen(port: int = 0) -> Listening:
 
 
 @contextlib.asynccontextmanager
-async def gateway(port: int = 0) -> AsyncIterator[tuple[Cluster, int]]:
+async def gateway(port: int = 0, policy: RestartPolicy | None = None) -> AsyncIterator[tuple[Cluster, int]]:
     listening = listen(port)
-    cluster = Cluster(scripted_engine.config(), [], listening=listening)
+    cluster = Cluster(scripted_engine.config(), [], listening=listening, policy=policy)
     starting = asyncio.create_task(cluster.start())
     try:
         yield cluster, listening.sock.getsockname()[1]
@@ -109,6 +111,38 @@ async def test_streams_of_a_killed_worker_go_on_elsewhere() -> None:
         v.process.kill()
         assert [await task for task in running] == [[*prompt, EOS] for prompt in prompts]
         await until_there(cluster, "w")
+
+
+async def test_no_stream_goes_on_at_a_worker_whose_answers_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is let in, as nobody is there any more with whom it would not agree."""
+    monkeypatch.setattr(dispatcher, "HOLD", 3.0)
+    async with gateway() as (cluster, port), worker(port, name="v", script={"step_seconds": 0.005}) as v:
+        await until_there(cluster, "v")
+        begun = asyncio.create_task(ask(cluster, request("a", b"abc", ignore_eos=True)))
+        async with asyncio.timeout(PATIENCE):
+            while not (await cluster.stats(5))[0].stats.running:
+                await asyncio.sleep(0.005)
+        v.process.kill()
+        await until_there(cluster)
+        async with worker(port, name="w", script={"fingerprint": "e" * 32}):
+            await until_there(cluster, "w")
+            with pytest.raises(Unavailable, match="of another fingerprint"):
+                await begun
+            assert await ask(cluster, request("b", b"abc")) == [*b"abc", EOS]
+            assert [engine.name for engine in await cluster.stats(5)] == ["w"], "who has left is not told of for ever"
+
+
+async def test_a_worker_that_hangs_for_long_is_cut_off_and_comes_back_when_it_goes_on() -> None:
+    """The system on its host answers for it, so that the connection never ends by itself."""
+    async with gateway(policy=RestartPolicy(ask_every=0.1, killed_after=3.0)) as (cluster, port), worker(port) as one:
+        first = await one.line()
+        await until_there(cluster, "w")
+        one.process.send_signal(signal.SIGSTOP)
+        await until_there(cluster)
+        one.process.send_signal(signal.SIGCONT)
+        assert await one.line() == first, "the same process"
+        await until_there(cluster, "w")
+        assert await ask(cluster, request("a", b"abc")) == [*b"abc", EOS]
 
 
 async def test_a_worker_ends_what_it_had_and_comes_back_to_a_gateway_that_was_restarted() -> None:

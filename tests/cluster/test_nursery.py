@@ -21,6 +21,7 @@ import scripted_engine
 import serving
 from nurseries import descriptors_of, gone, parent_of
 
+from tokenmill.cluster import nursery as cluster_nursery
 from tokenmill.cluster.nursery import Nursery
 from tokenmill.cluster.process import WorkerProcess, describe_exit
 from tokenmill.core.errors import EngineDied, ModelFileError, Unavailable
@@ -163,6 +164,21 @@ async def test_a_fork_that_is_under_way_when_the_nursery_dies_is_told(caplog: py
     assert [record.message for record in caplog.records if record.name == "asyncio"] == [], "a reset is an end like another"
 
 
+async def test_a_nursery_that_hangs_is_replaced_by_one_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nurseries.scripted() as ward:
+        worker, _ = await ward.loaded()
+        (nursery,) = serving.child_pids(os.getpid())
+        os.kill(nursery, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster_nursery, "FORK_WITHIN", 0.2)
+            with pytest.raises(Unavailable, match="hangs: it gave no engine process"):
+                await ward.nursery.spawn()
+        while not gone(nursery):
+            await asyncio.sleep(0.005)
+        next_, _ = await ward.loaded()
+        assert len(await ask(worker)) == len(await ask(next_)) == 3
+
+
 async def test_a_load_that_fails_tells_its_error_to_all_who_wait_and_the_next_call_tries_again(tmp_path: Path) -> None:
     async with nurseries.scripted(weights_error="bad magic", once=str(tmp_path / "spent")) as ward:
         for error in await asyncio.gather(ward.spawn(), ward.spawn(), return_exceptions=True):
@@ -257,6 +273,7 @@ GATEWAY = """
 import asyncio, sys
 sys.path.insert(0, {here!r})
 import scripted_engine
+from tokenmill.cluster import nursery as cluster_nursery
 from tokenmill.cluster.nursery import Nursery
 from tokenmill.core.messages import Generate
 from tokenmill.core.types import SamplingParams

@@ -111,6 +111,17 @@ async def test_an_engine_that_hangs_is_killed_its_requests_fail_and_the_next_one
         assert len(await ask(one)) == 3
 
 
+async def test_an_engine_that_hangs_before_it_is_ready_is_killed_and_tried_again(tmp_path: Path) -> None:
+    spent = tmp_path / "spent"
+    spent.touch()
+    policy = RestartPolicy(first_delay=0.01, killed_after=1.0)
+    async with started(policy, load_hangs=True, once=str(spent)) as one:
+        spent.unlink()
+        os.kill(one.info.pid, signal.SIGKILL)
+        await until_ready(one, restarts=1)
+        assert len(await ask(one)) == 3
+
+
 async def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
     policy = RestartPolicy(first_delay=0.01, ask_every=0.05, stalled_after=0.2, killed_after=0.3)
     async with started(policy) as one:
@@ -152,6 +163,18 @@ async def test_a_drain_lets_the_work_in_flight_finish() -> None:
         await one.client.stats()
         await one.stop(20)
         assert len(await running) == 100
+
+
+async def test_an_engine_that_dies_while_it_is_drained_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with started() as one:
+        one.begin_drain()
+        os.kill(one.info.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while "was ended by signal 9" not in caplog.text:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.2)  # far longer than the delay before a start
+        assert (one.restarts, "is started again" in caplog.text) == (0, False)
+        await one.stop(5)
 
 
 async def test_work_that_outlasts_the_drain_ends_with_its_process() -> None:

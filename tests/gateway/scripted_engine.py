@@ -35,6 +35,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     load_error: str | None = None
     load_exit: int | None = None
     load_seconds: float = 0.0
+    load_hangs: bool = False
     raise_at: int | None = None
     exit_at: int | None = None
     hang_at: int | None = None
@@ -43,6 +44,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     broken_at: int | None = None
     """The token of every answer, counted from 0, for which the model has no finite number."""
     max_model_len: int = 4096
+    fingerprint: str = "f" * 32
     draft: int = 0
     """Tokens that each step guesses behind the first of an answer; some of them are right, more or fewer from step to step."""
 
@@ -97,6 +99,9 @@ class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._script = script = msgspec.json.decode(config.model, type=Script)
         script.fail(script.load_seconds, script.load_error, script.load_exit)
+        if script.load_hangs and not script.spent():
+            script.spend()
+            threading.Event().wait()
         self._config = config
         self._sequences: list[Running] = []
         self._counts = {"steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
@@ -105,7 +110,7 @@ class ScriptedEngine:
             model=config.name, architecture="scripted", vocab_size=VOCABULARY, max_model_len=script.max_model_len, kv_tokens=80_000,
             kv_bytes=80_000, kv_bytes_per_token=1, kv_format="bf16", kv_bytes_saved_per_token=0,
             proposer="script" if script.draft else None,
-            max_batch_size=config.max_batch_size, chunk_size=config.chunk, threads=1, kernels="none", fingerprint="f" * 32, pid=0,
+            max_batch_size=config.max_batch_size, chunk_size=config.chunk, threads=1, kernels="none", fingerprint=script.fingerprint, pid=0,
             load_seconds=0.0,
         )  # fmt: skip
 

@@ -61,6 +61,11 @@ class Server:
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)

@@ -306,6 +306,8 @@ class Dispatcher:
             live.held = None
             return live.course.decode_worker(choice.error(choice.reason))
         live.held = None
+        # The rest of an answer is none of another model's, nor is what the client was told of who gives it.
+        live.route = msgspec.structs.replace(live.route, fingerprint=choice.worker.fingerprint)
         live.decode = self._ledger.give(live.route, len(live.generate.choices), choice.worker, wanted)
         return live.course.decode_worker(live.decode.process)
 

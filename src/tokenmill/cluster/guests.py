@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 
 from tokenmill.cluster.dispatcher import Dispatcher, Member
 from tokenmill.cluster.registry import Worker
+from tokenmill.cluster.supervisor import RestartPolicy
+from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.joining import Join, JoinRefused
 from tokenmill.core.messages import EngineInfo
@@ -19,15 +21,23 @@ log = logging.getLogger(__name__)
 
 
 class Guests:
-    """Those of one model, beside workers of this host, whose names are `taken`. join: has the dispatcher give one work."""
+    """Those of one model, beside workers of this host, whose names are `taken`. join: has the dispatcher give one work. policy: how long
+    one may be silent."""
 
     def __init__(
-        self, dispatcher: Dispatcher, model: str, taken: Collection[str], join: Callable[[str, Role, EngineInfo, EngineClient], None]
+        self,
+        dispatcher: Dispatcher,
+        model: str,
+        taken: Collection[str],
+        join: Callable[[str, Role, EngineInfo, EngineClient], None],
+        policy: RestartPolicy | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._model = model
         self._taken = taken
         self._join = join
+        self._policy = policy or RestartPolicy()
+        self._clock = MonotonicClock()
         self.closing = False
 
     @property
@@ -68,6 +78,17 @@ class Guests:
     def welcome(self, join: Join, client: EngineClient) -> None:
         log.info("worker %s (%s, %d threads) has joined", join.name, join.role, join.info.threads)
         self._join(join.name, join.role, join.info, client)
+
+    async def watch(self) -> None:
+        """Cut off who hangs, for ever: its host answers for it, so that the connection would never end, and requests that nobody else can
+        take would wait with it. If it goes on it comes back."""
+        while True:
+            await asyncio.sleep(self._policy.ask_every)
+            for member in self.members:
+                silence = self._clock.now() - member.client.last_heard
+                if silence > self._policy.for_chunks_of(member.info.chunk_size).killed_after:
+                    log.error("worker %s has said nothing for %.0f s: it is cut off", member.process.name, silence)
+                    member.client.cut()
 
     async def part(self, timeout: float) -> None:
         """Let all finish what they have within so many seconds, and end their connections."""

@@ -67,12 +67,13 @@ class Cluster:
         self._dispatcher = Dispatcher(fleet, clock, self._expects, self.metrics, course)
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
-        self._guests = None if listening is None else Guests(self._dispatcher, self.model, {plan.name for plan in plans}, self._join)
+        names = {plan.name for plan in plans}
+        self._guests = None if listening is None else Guests(self._dispatcher, self.model, names, self._join, policy)
         self._entrance = None
         if listening is not None and self._guests is not None:
             self._entrance = Entrance(listening, self._guests.admit, self._guests.welcome)
         self._store = store
-        self._watch: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._state = State.LOADING
         self._info: EngineInfo | None = None
         self._answerable = asyncio.Event()
@@ -130,9 +131,10 @@ class Cluster:
         Raises what made a load fail; it is not tried again."""
         if self._store is not None:
             await asyncio.to_thread(self._store.start)
-        self._watch = asyncio.create_task(self._dispatcher.watch(), name="watch")
-        if self._entrance is not None:
+        self._watching.append(asyncio.create_task(self._dispatcher.watch(), name="watch"))
+        if self._entrance is not None and self._guests is not None:
             self._entrance.open()
+            self._watching.append(asyncio.create_task(self._guests.watch(), name="watch guests"))
         loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors.values()]
         try:
             await asyncio.gather(*loading)
@@ -179,7 +181,7 @@ class Cluster:
         self._dispatcher.abort(request_id, choice, reason)
 
     async def stats(self, within: float) -> list[EngineStats]:
-        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are not there, the last."""
+        """The counters of the workers, as fresh as they can give them in so many seconds; of those that are started again, the last."""
         members = list(self._dispatcher.members)
 
         async def ask(client: EngineClient) -> None:
@@ -188,7 +190,7 @@ class Cluster:
                     await client.stats()
 
         await asyncio.gather(*(ask(member.client) for member in members))
-        self._last = {name: last._replace(up=False) for name, last in self._last.items()}
+        self._last = {name: last._replace(up=False) for name, last in self._last.items() if name in self._supervisors}
         for name, info, stats in ((m.process.name, m.info, m.stats) for m in members if m.stats is not None):
             self._last[name] = EngineStats(name, info, stats, up=True)
         return list(self._last.values())
@@ -222,9 +224,12 @@ class Cluster:
         boot = self.workers[name].boot
         if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
             raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
-        self._plans = [plan for plan in self._plans if plan.name != name]
+        supervisor = self._supervisors[name]
+        supervisor.begin_drain()
         await self._dispatcher.drain(name)
-        await self._supervisors.pop(name).stop(REMOVED_WITHIN)
+        await supervisor.stop(REMOVED_WITHIN)
+        self._plans = [plan for plan in self._plans if plan.name != name]
+        self._supervisors.pop(name, None)  # it may have been asked for twice
 
     def _require(self, name: str) -> None:
         if name not in self._supervisors and name not in self.workers:
@@ -250,9 +255,9 @@ class Cluster:
         if self._store is not None:
             await asyncio.to_thread(self._store.stop)
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
 
     def kill(self) -> None:
         """End all processes now, from any context; for a second signal."""

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-P", "-m", "tokenmill.worker.main")
 """-P: a stray module in the current folder is not the standard library's."""
 
+FORK_WITHIN = 30.0
+"""Seconds for a fork, which takes some hundredths of one. Who does not give one hangs, or was stopped."""
+
 
 class Nursery:
     """Starts its process when the first worker is asked for, and another one when it has ended: workers outlive it, and go on with
@@ -127,13 +130,18 @@ class _Process:
             raise EngineDied(f"the process for the model {how} while it was loading {config.model}: its log says why") from None
 
     async def fork(self) -> WorkerProcess:
-        """Raises `EngineDied` if this process ends, `Unavailable` if the system gives no other."""
+        """Raises `EngineDied` if this process ends, `Unavailable` if the system gives no other, or if this one hangs; then it is killed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             client = await EngineClient.open(ours)
             answer = self._ask(Fork(), theirs.fileno())
         try:
-            handle = await answer
+            async with asyncio.timeout(FORK_WITHIN):
+                handle = await answer
+        except TimeoutError:
+            self._handle.kill()
+            await client.close()
+            raise Unavailable(f"the process that holds the model hangs: it gave no engine process for {FORK_WITHIN:.0f} s") from None
         except BaseException:
             await client.close()  # which ends the worker too
             raise

@@ -44,7 +44,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     stalled_after: float = 60.0
     """Silence after which the engine no longer counts as advancing, for steps of up to 512 prompt tokens."""
     killed_after: float = 600.0
-    """Silence after which it counts as hung and is killed. Far longer: on a busy machine a step of a large model takes
+    """Silence after which it counts as hung and is killed, be it loading. Far longer: on a busy machine a step of a large model takes
     minutes, and killing it would only begin it again."""
 
     def delay(self, failures: int) -> float:
@@ -129,7 +129,7 @@ class Supervisor:
         return error
 
     def begin_drain(self) -> None:
-        """Take no new requests; those in flight go on."""
+        """Take no new requests; those in flight go on. A process that ends from here on is the last one."""
         self._become(State.DRAINING, "the server is shutting down and takes no new requests: use another one, or wait for its restart")
 
     async def stop(self, timeout: float) -> None:
@@ -169,16 +169,23 @@ class Supervisor:
     async def _load(self) -> WorkerProcess:
         worker = self._worker = await self._start()
         try:
-            self._info = await worker.load(self._config)
+            async with asyncio.timeout(self._policy.killed_after):
+                self._info = await worker.load(self._config)
+        except TimeoutError:
+            await self._give_up(worker)
+            raise Unavailable(f"the process of {self.name} was not ready within {self._policy.killed_after:.0f} s") from None
         except BaseException:
-            self._worker = None
-            worker.kill()
-            await worker.wait()
+            await self._give_up(worker)
             raise
         self._become(State.READY)
         if self._on_ready is not None:
             self._on_ready(self._info, worker.client)
         return worker
+
+    async def _give_up(self, worker: WorkerProcess) -> None:
+        self._worker = None
+        worker.kill()
+        await worker.wait()
 
     async def _keep_alive(self, worker: WorkerProcess) -> None:
         failures = 0
@@ -188,6 +195,8 @@ class Supervisor:
             self._become(State.DOWN, "the engine is down and being restarted: try again shortly")
             worker.kill()
             log.error("the process of %s %s", self.name, describe_exit(await worker.wait()))
+            if self._state is State.DRAINING:
+                return
             if self._clock.now() - started >= self._policy.healthy_after:
                 failures = 0
             failures += 1

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TEND_EVERY = 5.0
+"""Seconds between looks for peers that have gone, whose pools this process would keep in memory if it read nothing any more."""
+
 Handover = Reserve | Prefill | Ready | Taken | Refused | Start
 """What a gateway says about hand-overs; `Release` may be about a sequence that runs as well."""
 
@@ -47,6 +50,7 @@ class Exchange:
         self._giving = Giving(engine, door, Source(boot, fingerprint, door.address), send, clock)
         self._taking = Taking(engine, reader, Target(boot, fingerprint, engine.windows), send, post, clock)
         self._clock = clock
+        self._tend_at = clock.now() + TEND_EVERY
 
     @property
     def address(self) -> str:
@@ -93,10 +97,13 @@ class Exchange:
         lost.clear()
 
     def tick(self) -> None:
-        """To be called in every turn of the loop."""
+        """To be called in every turn of the loop, of which there are some even if there is nothing to do: a gateway asks for counters."""
         self._giving.tick()
         self._taking.tick()
         self._taking.make_room()
+        if (now := self._clock.now()) >= self._tend_at:
+            self._tend_at = now + TEND_EVERY
+            self._reader.tend()
 
     def patience(self) -> float | None:
         """Seconds after which `tick` has something to do though nothing has come; None: any time."""
