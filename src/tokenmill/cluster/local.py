@@ -165,9 +165,9 @@ class Cluster:
             return "the model is loading: try again shortly"
         return "no worker has joined yet: start one with tokenmill worker, or try again shortly"
 
-    def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
+    def generate(self, *requests: Generate, session: str | None = None) -> AsyncGenerator[SequenceOutput, None]:
         """As `Dispatcher.generate`."""
-        return self._dispatcher.generate(self.model, requests)
+        return self._dispatcher.generate(self.model, requests, session)
 
     def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         """As `Dispatcher.abort`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -31,19 +31,30 @@ from tokenmill.gateway.replies import (
     TokenizeReply,
     WorkerList,
 )
-from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WorkerRequest, refuse_unserved
+from tokenmill.gateway.sampling import session
+from tokenmill.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    WorkerRequest,
+    refuse_unserved,
+)
 from tokenmill.gateway.service import Service
 from tokenmill.gateway.stream import while_connected
 from tokenmill.observe.metrics import CONTENT_TYPE
 
 T = TypeVar("T", bound=msgspec.Struct)
+G = TypeVar("G", bound=GenerationRequest)
+Answering: TypeAlias = Coroutine[Any, Any, Response]
 
 
 def build_app(service: Service) -> ASGIApp:
     """The HTTP application over one served model."""
     routes = [
-        _post("/v1/chat/completions", service, ChatRequest, answer_chat),
-        _post("/v1/completions", service, CompletionRequest, answer_completion),
+        _generation("/v1/chat/completions", service, ChatRequest, answer_chat),
+        _generation("/v1/completions", service, CompletionRequest, answer_completion),
         _post("/tokenize", service, TokenizeRequest, tokenize),
         _post("/detokenize", service, DetokenizeRequest, detokenize),
         _post("/v1/workers/migrate", service, WorkerRequest, migrate_worker),
@@ -69,22 +80,27 @@ def build_app(service: Service) -> ASGIApp:
     return Door(app, service)
 
 
-def _post(path: str, service: Service, schema: type[T], answer: Callable[[Service, T], Awaitable[Response]]) -> Route:
+def _generation(path: str, service: Service, schema: type[G], answer: Callable[[Service, G, str | None], Answering]) -> Route:
+    """A route whose requests go to workers, those of one session to the same."""
+    return _taking(path, schema, lambda body, request: answer(service, body, session(body, request.headers.get("x-session-id"))))
+
+
+def _post(path: str, service: Service, schema: type[T], answer: Callable[[Service, T], Answering]) -> Route:
+    return _taking(path, schema, lambda body, request: answer(service, body))
+
+
+def _taking(path: str, schema: type[T], answer: Callable[[T, Request], Answering]) -> Route:
     """A route that takes a JSON body. Its work is cancelled when the client goes."""
     decoder = msgspec.json.Decoder(schema)
 
     async def endpoint(request: Request) -> Response:
         body = await read_json(request, decoder)
-
-        async def work() -> Response:
-            return await answer(service, body)
-
-        return await while_connected(request.receive, work())
+        return await while_connected(request.receive, answer(body, request))
 
     return Route(path, endpoint, methods=["POST"])
 
 
-def _get(path: str, service: Service, answer: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+def _get(path: str, service: Service, answer: Callable[[Service, Request], Answering]) -> Route:
     async def endpoint(request: Request) -> Response:
         return await answer(service, request)
 

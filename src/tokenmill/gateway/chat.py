@@ -31,7 +31,7 @@ from tokenmill.gateway.service import Service
 from tokenmill.gateway.stream import EventStream
 
 
-async def answer_chat(service: Service, request: ChatRequest) -> Response:
+async def answer_chat(service: Service, request: ChatRequest, session: str | None) -> Response:
     """Answer a conversation, streaming or not. Raises `TokenmillError`."""
     arrived = time.monotonic()
     service.check_model(request.model)
@@ -42,7 +42,7 @@ async def answer_chat(service: Service, request: ChatRequest) -> Response:
         params = msgspec.structs.replace(params, stop=(*params.stop, *service.prompts.answer_ends))
     service.cluster.require_ready()
     prompt = await service.prompts.from_messages(request.messages, tools)
-    completion = service.complete(request, [prompt], params, "messages", arrived)
+    completion = service.complete(request, [prompt], params, "messages", session, arrived)
     chat = ChatAnswer(service, request, completion)
     events = completion.events(service.cluster)
     return EventStream(chat.chunks(events)) if request.stream else json_response(await chat.reply(events))

@@ -22,7 +22,7 @@ from tokenmill.gateway.service import Service
 from tokenmill.gateway.stream import EventStream
 
 
-async def answer_completion(service: Service, request: CompletionRequest) -> Response:
+async def answer_completion(service: Service, request: CompletionRequest, session: str | None) -> Response:
     """Continue one or several prompts, streaming or not. Raises `TokenmillError`."""
     arrived = time.monotonic()
     service.check_model(request.model)
@@ -31,7 +31,7 @@ async def answer_completion(service: Service, request: CompletionRequest) -> Res
     params = sampling_params(request, service.prompts.vocab_size, logprobs=request.logprobs, prompt_logprobs=echoed)
     service.cluster.require_ready()
     prompts = await service.prompts.from_prompt(request.prompt, bool(request.echo))
-    completion = service.complete(request, [prompt.ids for prompt in prompts], params, "prompt", arrived)
+    completion = service.complete(request, [prompt.ids for prompt in prompts], params, "prompt", session, arrived)
     answer = CompletionAnswer(service, request, completion, prompts)
     events = completion.events(service.cluster)
     return EventStream(answer.chunks(events)) if request.stream else json_response(await answer.reply(events))

@@ -140,7 +140,13 @@ class Service:
         await self._idle.wait()
 
     def complete(
-        self, request: GenerationRequest, prompts: Sequence[list[int]], params: SamplingParams, prompt_param: str, arrived: float
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        prompt_param: str,
+        session: str | None,
+        arrived: float,
     ) -> Completion:
         """A completion of `prompts`, with the seed and max_tokens of each resolved. Raises `InvalidRequest`."""
         check_stream_options(request)
@@ -159,6 +165,7 @@ class Service:
             engine=self.cluster.info,
             priority=priority(request),
             cache_salt=request.cache_salt or "",
+            session=session,
             arrived=arrived,
         )
 
