@@ -45,7 +45,7 @@ _POSTS: dict[str, tuple[str, _Struct, _Struct, _Struct | None]] = {
 """Path: what it does, what it takes, what it gives, and what each event of its stream is."""
 
 _GETS: dict[str, tuple[str, _Struct | None]] = {
-    "/v1/models": ("The names under which the model is served.", ModelList),
+    "/v1/models": ("The names under which models are served.", ModelList),
     "/v1/models/{model}": ("One of them.", ModelCard),
     "/v1/workers": ("The workers that compute, and how they are.", WorkerList),
     "/health": ("200 when the engine is there and moves, else 503.", HealthReply),

@@ -17,13 +17,13 @@ from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.memory import available_memory
 from tokenmill.core.roles import Role
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.server import listen, serve
 from tokenmill.gateway.service import Service
 from tokenmill.observe.separation import PDMetrics
 from tokenmill.weights.catalogue import resolve, with_draft
 
 if TYPE_CHECKING:
-    from tokenmill.core.messages import EngineInfo
     from tokenmill.text.tokenizer import Tokenizer
 
 Settings = Mapping[str, Any]
@@ -107,10 +107,10 @@ class PDRouter:
         if api_type != "openai":
             raise ConfigError(f"api_type is {api_type!r}, but must be 'openai'", param="api_type")
         sock = listen(host, port)
-        service = Service(self._cluster, self._vocabulary, [self.model], api_key)
+        service = Service([ServedModel(self._cluster, self._vocabulary, [self.model])], api_key)
         number = sock.getsockname()[1]
 
-        def announce(info: EngineInfo) -> None:
+        def announce(model: ServedModel) -> None:
             on_ready(f"http://{host}:{number}")
 
         asyncio.run(serve(service, sock, shutdown_timeout, announce))
