@@ -51,7 +51,7 @@ def test_strategy_and_interval_become_policies() -> None:
 
 
 WRONG: list[tuple[str, tuple[Any, ...], str, str]] = [
-    ("transfer", (ONE, "shm", None), "--connector", "--connector is for several workers of a model, and there is one: leave it out, or add"),
+    ("transfer", (ONE, "shm", None), "--connector", "--connector is for several workers of a model, and there is one: leave it out, or"),
     ("transfer", (ONE, None, "/s"), "--secret-file", "--secret-file is for several workers"),
     ("transfer", (PAIR, "nccl", None), "connector", "it moves memory of GPUs, .*; there are shm, tcp, nixl"),
     ("transfer", (PAIR, "sham", None), "connector", "did you mean 'shm'"),

@@ -140,7 +140,9 @@ def test_before_any_is_ready_the_server_is_not() -> None:
 def test_a_model_that_cannot_be_loaded_at_first_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
     with serving.scripted(ready=False, shouting={"weights_error": "no such crow"}) as served:
         assert served.process.wait(20) == 1
-    assert "no such crow" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "model crow cannot be loaded" in told
+    assert "tokenmill: no such crow" in told
 
 
 def test_a_model_that_is_given_up_says_so_and_the_other_goes_on(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tokenmill.cluster.clusters import Clusters
 from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.supervisor import State
-from tokenmill.core.errors import AuthenticationError, InvalidRequest, ModelNotFound, Unavailable
+from tokenmill.core.errors import AuthenticationError, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from tokenmill.gateway.replies import WorkerCard
 from tokenmill.gateway.served_model import ServedModel
 from tokenmill.observe.metrics import render
+
+log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2048
 """Requests that are worked on or wait, over all clients; more are refused, as each holds memory."""
@@ -42,7 +45,12 @@ class Service:
         self.clusters.open()
 
         async def load(model: ServedModel) -> None:
-            await model.load()
+            try:
+                await model.load()
+            except TokenmillError:
+                if len(self.models) > 1:  # what is said of it need not name the model
+                    log.error("model %s cannot be loaded", model.names[0])
+                raise
             announce(model)
 
         loading = [asyncio.create_task(load(model)) for model in self.models]
