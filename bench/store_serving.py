@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -94,15 +95,16 @@ class Bench:
 @asynccontextmanager
 async def running(model: str, store: dict[str, Any] | None, rng: random.Random) -> AsyncIterator[Bench]:
     settings: dict[str, Any] = {"kv_store_config": store, "kv_cache_config": {"memory_budget_gb": 2.0}}
-    config, server = with_store(EngineConfig.from_settings(model=model, **settings))
-    cluster = Cluster(config, divide(config, Workers(mixed=1), usable_cpus(), available_memory()), store=server)
-    try:
-        await cluster.start()
-        bench = Bench(cluster, rng)
-        await bench.ask(bench.prompt(64), 8)
-        yield bench
-    finally:
-        await cluster.stop(5)
+    (config,), server = with_store([EngineConfig.from_settings(model=model, **settings)])
+    with server or contextlib.nullcontext():
+        cluster = Cluster(config, divide(config, Workers(mixed=1), usable_cpus(), available_memory()))
+        try:
+            await cluster.start()
+            bench = Bench(cluster, rng)
+            await bench.ask(bench.prompt(64), 8)
+            yield bench
+        finally:
+            await cluster.stop(5)
 
 
 async def measure(model: str, lengths: list[int], rounds: int) -> list[dict[str, Any]]:

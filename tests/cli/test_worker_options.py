@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_strategy_and_interval_become_policies() -> None:
 
 
 WRONG: list[tuple[str, tuple[Any, ...], str, str]] = [
-    ("transfer", (ONE, "shm", None), "--connector", "--connector is for several workers, and there is one: leave it out, or add workers"),
+    ("transfer", (ONE, "shm", None), "--connector", "--connector is for several workers of a model, and there is one: leave it out, or"),
     ("transfer", (ONE, None, "/s"), "--secret-file", "--secret-file is for several workers"),
     ("transfer", (PAIR, "nccl", None), "connector", "it moves memory of GPUs, .*; there are shm, tcp, nixl"),
     ("transfer", (PAIR, "sham", None), "connector", "did you mean 'shm'"),
@@ -91,6 +92,24 @@ def test_what_makes_no_sense_is_told(function: str, given: tuple[Any, ...], para
     with pytest.raises(ConfigError, match=message) as told:
         getattr(options, function)(*given)
     assert told.value.param == param
+
+
+def test_what_is_of_one_model_is_refused_for_several() -> None:
+    options.only_of_one(["a"], served_model_name=["x", "y"], draft_model="b")
+    options.only_of_one(["a", "b"], served_model_name=None, draft_model=None)
+    with pytest.raises(ConfigError, match=r"--served-model-name is for one model, and there are 2 \(a, b\): leave it out, or") as told:
+        options.only_of_one(["a", "b"], served_model_name=["x"])
+    assert told.value.param == "--served-model-name"
+    with pytest.raises(ConfigError, match="model 'a' is given twice"):
+        options.only_of_one(["a", "b", "a"])
+
+
+def test_models_are_called_what_was_typed_or_what_their_files_are_called() -> None:
+    paths = [Path("/cache/smollm2.gguf"), Path("/x/b.gguf")]
+    assert options.served_names(["smollm2:135m", "/x/b.gguf"], paths, []) == [["smollm2:135m"], ["b"]]
+    assert options.served_names(["/x/b.gguf"], paths[1:], ["one", "two"]) == [["one", "two"]]
+    with pytest.raises(ConfigError, match=r"/x/b.gguf and /y/b.gguf would both be called 'b': rename one"):
+        options.served_names(["/x/b.gguf", "/y/b.gguf"], [Path("/x/b.gguf"), Path("/y/b.gguf")], [])
 
 
 def test_the_strategies_that_are_named_are_those_that_there_are() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 import scripted_engine
@@ -239,3 +240,28 @@ async def test_a_worker_that_is_being_removed_is_seen_until_it_has_ended_and_may
         running.cancel()
         await asyncio.wait_for(asyncio.gather(*removing), PATIENCE)
         assert [name for name, *_ in cluster.overview()] == ["mixed-1"]
+
+
+async def test_nobody_waits_for_workers_that_are_given_up(tmp_path: Path) -> None:
+    spent = tmp_path / "spent"
+    spent.touch()
+    policy = RestartPolicy(first_delay=0.01, load_attempts=1)
+    async with workers(2, policy, load_error="the file has changed", once=str(spent), step_seconds=0.05) as cluster:
+        running = asyncio.create_task(collect(cluster, request(ignore_eos=True)))
+        async with asyncio.timeout(PATIENCE):
+            while not sum(engine.stats.running for engine in await cluster.stats(5)):
+                pass
+        for pid in pids(cluster):
+            # The first one that fails to load would have the next one succeed.
+            spent.unlink(missing_ok=True)
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(PATIENCE):
+                while not spent.exists():
+                    await asyncio.sleep(0.005)
+        assert "the file has changed" in str(await asyncio.wait_for(cluster.failed(), PATIENCE))
+        with pytest.raises(Unavailable, match="could not be started again: the file has changed"):
+            await asyncio.wait_for(running, PATIENCE)
+        with pytest.raises(Unavailable, match="no worker"):
+            await asyncio.wait_for(collect(cluster, request("b")), PATIENCE)
+        with pytest.raises(Unavailable, match="could not be started again: the file has changed"):
+            cluster.require_ready()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenmill.cluster.division import MAX_WORKERS, WorkerPlan, Workers, divide
+from tokenmill.cluster.division import MAX_WORKERS, WorkerPlan, Workers, divide, divide_among
 from tokenmill.core.config import DEFAULT_SHARE, EngineConfig
 from tokenmill.core.cpus import parse_cpus
 from tokenmill.core.errors import ConfigError
@@ -210,6 +210,38 @@ def test_what_cannot_be_divided_is_told(counts: dict[str, int], settings: dict[s
 
 def test_mixed_workers_can_do_without_prefix_sharing() -> None:
     assert len(plans(Workers(mixed=2), block_manager_config={"enable_prefix_sharing": False})) == 2
+
+
+MODELS = [EngineConfig.from_settings(model=name, served_name=name, kv_cache_config={"memory_budget_gb": 6}) for name in ("m:1", "n")]
+
+
+def test_several_models_share_cpus_and_memory_and_no_name() -> None:
+    found = divide_among(MODELS, PAIR, set(range(6)), 8 * GIB)
+    assert [[(plan.name, plan.config.model) for plan in each] for each in found] == [
+        [("prefill-0@m:1", "m:1"), ("decode-0@m:1", "m:1")],
+        [("prefill-0@n", "n"), ("decode-0@n", "n")],
+    ]
+    everyone = [plan for each in found for plan in each]
+    assert [(plan.config.threads, plan.config.cpus) for plan in everyone] == [(2, "0-1"), (1, "2"), (2, "3-4"), (1, "5")]
+    assert {plan.config.kv_cache_config.memory_budget_gb for plan in everyone} == {1.5}
+    assert [plan.config.kv_transfer_config.worker for plan in everyone if plan.config.kv_transfer_config] == [p.name for p in everyone]
+
+
+def test_models_with_one_worker_each_share_the_host_and_hand_nothing_over() -> None:
+    found = divide_among(MODELS, Workers(mixed=1), {0, 1}, 8 * GIB)
+    assert [(plan.name, plan.config.threads, plan.config.kv_transfer_config) for [plan] in found] == [
+        ("mixed-0@m:1", 1, None),
+        ("mixed-0@n", 1, None),
+    ]
+    assert divide_among(MODELS, Workers(joining=True), {0, 1}, 8 * GIB) == [[], []]
+
+
+def test_several_models_want_a_thread_for_each_worker_and_no_more_workers_than_there_may_be() -> None:
+    few = [msgspec.structs.replace(config, threads=3) for config in MODELS]
+    with pytest.raises(ConfigError, match=r"makes 3 threads for 4 workers, .* raise --threads to 4"):
+        divide_among(few, PAIR, {0, 1}, 8 * GIB)
+    with pytest.raises(ConfigError, match="there are 66 workers of 2 models, but must be at most 64"):
+        divide_among(MODELS, Workers(mixed=33), {0, 1}, 8 * GIB)
 
 
 def test_any_roles_that_can_work_together_are_taken() -> None:

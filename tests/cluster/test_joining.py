@@ -18,6 +18,7 @@ import scripted_engine
 from scripted_engine import EOS
 
 from tokenmill.cluster import dispatcher, joining
+from tokenmill.cluster.clusters import Clusters
 from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.supervisor import RestartPolicy
@@ -36,15 +37,27 @@ def listen(port: int = 0) -> Listening:
 
 @contextlib.asynccontextmanager
 async def gateway(port: int = 0, policy: RestartPolicy | None = None) -> AsyncIterator[tuple[Cluster, int]]:
+    async with gateway_of("parrot", port=port, policy=policy) as ((cluster,), port):
+        yield cluster, port
+
+
+@contextlib.asynccontextmanager
+async def gateway_of(
+    *models: str, port: int = 0, policy: RestartPolicy | None = None
+) -> AsyncIterator[tuple[list[Cluster], int]]:
     listening = listen(port)
-    cluster = Cluster(scripted_engine.config(), [], listening=listening, policy=policy)
-    starting = asyncio.create_task(cluster.start())
+    configs = [msgspec.structs.replace(scripted_engine.config(), served_name=model) for model in models]
+    clusters = [Cluster(config, [], joining=True, policy=policy) for config in configs]
+    together = Clusters(clusters, listening)
+    together.open()
+    starting = [asyncio.create_task(cluster.start()) for cluster in clusters]
     try:
-        yield cluster, listening.sock.getsockname()[1]
+        yield clusters, listening.sock.getsockname()[1]
     finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await cluster.stop(0)
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        await together.stop(0)
 
 
 class Joined:
@@ -175,6 +188,31 @@ async def test_who_is_not_wanted_is_told_why_and_ends(setup: dict[str, Any], why
     async with gateway() as (_, port), worker(port, **setup) as one:
         assert await one.ends() == 1
         assert why in await one.said()
+
+
+async def test_workers_of_several_models_join_one_gateway_and_others_do_not() -> None:
+    async with gateway_of("parrot", "crow") as ((parrot, crow), port), worker(port, name="p") as p:
+        await until_there(parrot, "p")
+        with pytest.raises(Unavailable, match="no worker has joined yet"):
+            crow.require_ready()
+        assert await ask(parrot, request("a", b"abc")) == [*b"abc", EOS]
+        async with worker(port, name="p", model="crow") as clash:
+            assert clash.process.stderr is not None
+            told = (await asyncio.wait_for(clash.process.stderr.readline(), PATIENCE)).decode()
+            assert "a worker of model 'parrot' is called p: give this one another --name" in told
+        async with worker(port, name="c", model="crow") as c, worker(port, name="m", model="magpie") as magpie:
+            await until_there(crow, "c")
+            await until_there(parrot, "p")
+            assert await ask(crow, request("b", b"xyz")) == [*b"xyz", EOS]
+            assert await magpie.ends() == 1
+            said = await magpie.said()
+            assert "has model 'magpie', but 'parrot' and 'crow' are served here" in said
+            assert "--served-model-name parrot or crow" in said
+            p.process.kill()
+            await until_there(parrot)
+            assert await ask(crow, request("c", b"xyz")) == [*b"xyz", EOS]
+            c.process.send_signal(signal.SIGTERM)
+            assert await c.ends() == 0
 
 
 async def test_the_name_of_a_living_worker_is_not_given_to_another() -> None:

@@ -343,6 +343,16 @@ def test_sessions_of_models_and_of_roles_are_apart() -> None:
     assert setup.choose(in_session("s"), Role.PREFILL) == (setup.fleet.registry.get(prefill), "session", Unavailable)
 
 
+def test_whole_requests_and_hand_overs_of_a_session_decode_at_one_place() -> None:
+    setup = Setup("round_robin", n_workers=0)
+    for name in ("p", "d0", "d1", "d2"):
+        setup.fleet.join(worker(name, Role.PREFILL if name == "p" else Role.DECODE))
+    home = setup.choose(in_session("s"), Role.MIXED).found().id
+    assert setup.choose(in_session("s"), Role.DECODE) == (setup.fleet.registry.get(home), "session", Unavailable)
+    assert setup.choose(in_session("s"), Role.PREFILL).found().id == "p"
+    assert setup.choose(in_session("s"), Role.MIXED).found().id == home
+
+
 def test_sessions_that_did_not_come_for_long_are_forgotten() -> None:
     setup = Setup("round_robin", n_workers=4, sessions=3)
     homes = [setup.choose(in_session(name)).found().id for name in "abc"]

@@ -18,9 +18,10 @@ from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.health import HealthPolicy
 from tokenmill.cluster.local import Cluster
 from tokenmill.cluster.supervisor import RestartPolicy
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.messages import EngineInfo
 from tokenmill.core.roles import Role
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.server import listen, serve
 from tokenmill.gateway.service import Service
 from tokenmill.text.alphabet import BYTE_TO_CHAR
@@ -36,6 +37,8 @@ class Setup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     workers: int = 1
     health: HealthPolicy = HealthPolicy()
     chat_template: str | None = "{{ messages[-1].content }}"
+    shouting: dict[str, Any] | None = None
+    """The script of a second model, `crow`, with as many workers, whose template makes capitals of what it is told."""
 
 
 def byte_tokenizer(chat_template: str | None) -> Tokenizer:
@@ -60,19 +63,26 @@ def byte_tokenizer(chat_template: str | None) -> Tokenizer:
     )
 
 
+def serving(setup: Setup, config: EngineConfig, names: list[str], template: str | None, suffix: str) -> ServedModel:
+    plans = [WorkerPlan(f"mixed-{number}{suffix}", Role.MIXED, config) for number in range(setup.workers)]
+    cluster = Cluster(config, plans, command=scripted_engine.command(), policy=setup.policy, health=setup.health)
+    return ServedModel(cluster, lambda: byte_tokenizer(template), names)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     print(url, flush=True)
-    config = scripted_engine.config(**setup.script)
-    plans = [WorkerPlan(f"mixed-{number}", Role.MIXED, config) for number in range(setup.workers)]
-    cluster = Cluster(config, plans, command=scripted_engine.command(), policy=setup.policy, health=setup.health)
-    service = Service(cluster, lambda: byte_tokenizer(setup.chat_template), ["parrot", "polly"], setup.api_key)
+    models = [serving(setup, scripted_engine.config(**setup.script), ["parrot", "polly"], setup.chat_template, "")]
+    if setup.shouting is not None:
+        config = msgspec.structs.replace(scripted_engine.config(**setup.shouting), served_name="crow")
+        models.append(serving(setup, config, ["crow"], "{{ messages[-1].content | upper }}", "@crow"))
+    service = Service(models, setup.api_key)
 
-    def announce(info: EngineInfo) -> None:
-        print(f"ready {info.pid}", flush=True)
+    def announce(model: ServedModel) -> None:
+        print(f"ready {model.cluster.info.pid} {model.names[0]}", flush=True)
 
     asyncio.run(serve(service, sock, setup.shutdown_timeout, announce))
 

@@ -65,8 +65,8 @@ def test_who_is_not_there_is_told_with_those_that_are(parrot: serving.Served, wh
 
 def test_the_list_shows_what_the_route_does(parrot: serving.Served) -> None:
     shown = tokenmill("workers", "list", "--url", parrot.url + "/").stdout.splitlines()
-    assert shown[0].split()[:3] == ["NAME", "ROLE", "STATE"]
-    assert shown[1].split()[:4] == ["mixed-0", "mixed", "healthy", str(parrot.engine_pid())]
+    assert shown[0].split()[:3] == ["NAME", "MODEL", "ROLE"]
+    assert shown[1].split()[:5] == ["mixed-0", "parrot", "mixed", "healthy", str(parrot.engine_pid())]
     as_json = msgspec.json.decode(tokenmill("workers", "list", "--json", "--url", parrot.url).stdout)
     assert [worker["name"] for worker in as_json] == ["mixed-0"]
 

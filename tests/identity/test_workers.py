@@ -16,6 +16,7 @@ from fleets import ALWAYS, PATIENCE, link_of, serve, until_nothing_is_held, work
 from request_pool import RequestPool
 from serving import TOKENMILL
 
+from tokenmill.cluster.clusters import Clusters
 from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.local import Cluster
 from tokenmill.core.config import EngineConfig
@@ -129,11 +130,13 @@ async def test_workers_that_have_joined_by_tcp(pool: RequestPool, tmp_path: Path
     listening = Listening(socket.create_server(("127.0.0.1", 0)), read_secret(str(secret)))
     port = listening.sock.getsockname()[1]
     config = EngineConfig.from_settings(model=str(pool.alone.model), served_name="m")
-    cluster = Cluster(config, [], separation=ALWAYS, listening=listening)
+    cluster = Cluster(config, [], separation=ALWAYS, joining=True)
+    clusters = Clusters([cluster], listening)
     sizes = ["--threads", "1", "--max-model-len", "1800", "--kv-memory-gb", "0.6", "--served-model-name", "m"]
     command = [*TOKENMILL, "worker", str(pool.alone.model), "--join", f"127.0.0.1:{port}", "--secret-file", str(secret), *sizes]
     processes = [await asyncio.create_subprocess_exec(*command, "--role", role, "--name", role) for role in ("prefill", "decode")]
     try:
+        clusters.open()
         await cluster.start()
         async with asyncio.timeout(PATIENCE):
             while len(cluster.workers) < 2:
@@ -156,4 +159,4 @@ async def test_workers_that_have_joined_by_tcp(pool: RequestPool, tmp_path: Path
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        await cluster.stop(0)
+        await clusters.stop(0)

@@ -11,7 +11,7 @@ from tokenmill.core.messages import EngineInfo, PageCounts, Stats
 from tokenmill.core.types import Speculation
 from tokenmill.observe.engines import EngineStats
 from tokenmill.observe.kv_cache import kv_cache_stats
-from tokenmill.observe.metrics import Metrics
+from tokenmill.observe.metrics import Metrics, render
 
 INFO = EngineInfo(
     model="m", architecture="llama", vocab_size=9, max_model_len=40, kv_tokens=40, kv_bytes=4000, kv_bytes_per_token=100,
@@ -28,7 +28,7 @@ STATS = Stats(
 def samples(metrics: Metrics, stats: Stats | None = None, up: bool = True) -> dict[str, float]:
     """Values by what stands before them, without `tokenmill:` and the model's name, which every sample must have."""
     engines = [] if stats is None else [EngineStats("w0", INFO, stats, up)]
-    lines = [line for line in metrics.render(engines, up).decode().splitlines() if not line.startswith("#")]
+    lines = [line for line in render(metrics.families(engines, up)).decode().splitlines() if not line.startswith("#")]
     assert all(line.startswith("tokenmill:") and 'model_name="m\\"1"' in line for line in lines)
     always = re.compile(r'(engine="w0"|model_name="m\\"1"),?')
     bare = [re.sub(r",?}", "}", always.sub("", line.removeprefix("tokenmill:"))).replace("{}", "") for line in lines]

@@ -7,7 +7,7 @@ import pytest
 from tokenmill import PDMetrics
 from tokenmill.core.types import FinishReason
 from tokenmill.observe import separation
-from tokenmill.observe.metrics import Metrics
+from tokenmill.observe.metrics import Metrics, render
 
 FIELDS = (
     "prefill_latency_ms",
@@ -157,7 +157,7 @@ def test_under_metrics_they_count_from_the_start() -> None:
         times.first_output(0.3, 0, 1, 0.1, prefill=True)
         times.first_output(0.9, 1, 1, 0.3, prefill=False)
         times.choice_ended(1.3, 6, FinishReason.LENGTH)
-    text = Metrics("m", metrics).render([], True).decode()
+    text = render(Metrics("m", metrics).families([], True)).decode()
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     sums = {
         "request_prefill_time_seconds": 0.4,

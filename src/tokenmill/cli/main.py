@@ -18,7 +18,7 @@ from tokenmill.core.errors import TokenmillError
 COMMANDS = {
     "run": "Answer one prompt on standard output.",
     "chat": "Talk to a model in the terminal.",
-    "serve": "Serve a model over an OpenAI-compatible API.",
+    "serve": "Serve one or several models over an OpenAI-compatible API.",
     "worker": "Serve a gateway on another host as one of its workers.",
     "workers": "See, migrate from, or remove the workers of a server.",
     "pull": "Fetch a model into the cache and print its path.",

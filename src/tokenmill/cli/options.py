@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,10 +61,15 @@ DraftTokens = Annotated[
         min=1, max=MAX_DRAFT, help=f"Tokens that are guessed at a time at most; default: {SpeculativeConfig().num_speculative_tokens}."
     ),
 ]
-Prefill = Annotated[int, typer.Option(min=0, help="Workers that compute prompts, with which decode workers go on.", metavar="N")]
-Decode = Annotated[int, typer.Option(min=0, help="Workers that decode.", metavar="N")]
+Prefill = Annotated[
+    int, typer.Option(min=0, help="Workers of each model that compute prompts, with which decode workers go on.", metavar="N")
+]
+Decode = Annotated[int, typer.Option(min=0, help="Workers of each model that decode.", metavar="N")]
 Mixed = Annotated[
-    int, typer.Option(min=0, help="Workers that do both; one, unless --prefill or --decode is given.", metavar="N", show_default=False)
+    int,
+    typer.Option(
+        min=0, help="Workers of each model that do both; one, unless --prefill or --decode is given.", metavar="N", show_default=False
+    ),
 ]
 Link = Annotated[
     str | None,
@@ -128,6 +135,33 @@ def speculation(method: str | None, draft_model: str | None, draft_tokens: int |
         return {}
     most = {} if draft_tokens is None else {"num_speculative_tokens": draft_tokens}
     return {"speculative_config": {"method": method, "model": draft_model} | most}
+
+
+def only_of_one(models: Sequence[str], **given: object) -> None:
+    """Raises `ConfigError` for several models and an option that is of one, and for a model that is named twice."""
+    for model in models:
+        if models.count(model) > 1:
+            raise ConfigError(f"model {model!r} is given twice: name it once (--mixed 2 gives it two workers)", param="model")
+    for name, value in given.items():
+        if value and len(models) > 1:
+            option = "--" + name.replace("_", "-")
+            what = f"{option} is for one model, and there are {len(models)} ({', '.join(models)})"
+            raise ConfigError(f"{what}: leave it out, or serve them by servers of their own", param=option)
+
+
+def served_names(models: Sequence[str], paths: Sequence[Path], chosen: Sequence[str]) -> list[list[str]]:
+    """What clients call each model. chosen: what they are to call the only one.
+
+    Raises `ConfigError` for a name that would be two models'.
+    """
+    if chosen:
+        return [list(chosen)]
+    names = [path.stem if Path(model).expanduser() == path else model for model, path in zip(models, paths, strict=True)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        found = " and ".join(str(path) for path, name in zip(paths, names, strict=True) if name == twice)
+        raise ConfigError(f"{found} would both be called {twice!r}: rename one, or link to it by another name", param="model")
+    return [[name] for name in names]
 
 
 def workers(prefill: int, decode: int, mixed: int, joining: bool = False) -> Workers:
@@ -227,7 +261,8 @@ def routing(chosen: Workers, strategy: str | None, health_check_interval: float 
 def _need_several(chosen: Workers, option: str) -> None:
     if chosen.total == 1 and not chosen.joining:
         raise ConfigError(
-            f"{option} is for several workers, and there is one: leave it out, or add workers (--prefill 1 --decode 1)", param=option
+            f"{option} is for several workers of a model, and there is one: leave it out, or add workers (--prefill 1 --decode 1)",
+            param=option,
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,15 +20,21 @@ from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tokenmill.cluster.division import WorkerPlan
     from tokenmill.core.messages import EngineInfo
+    from tokenmill.gateway.served_model import ServedModel
     from tokenmill.text.tokenizer import Tokenizer
 
+DEFAULT = "smollm2:135m"
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A short name, hf:org/repo[:file.gguf], or a path.")] = "smollm2:135m",
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"A short name, hf:org/repo[:file.gguf], or a path; of several each is served. Default: {DEFAULT}."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="TOKENMILL_API_KEY", help="Ask clients for this key.")] = None,
@@ -63,12 +70,14 @@ def command(
     kv_memory_gb: Annotated[float | None, typer.Option(help="Memory of the KV cache; default: a share of what is free.")] = None,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight to finish at a shutdown.", min=0)] = 30.0,
 ) -> None:
-    """Serve a model over an OpenAI-compatible API.
+    """Serve one or several models over an OpenAI-compatible API.
 
     Ctrl-C or SIGTERM finishes what is in flight; a second one ends at once.
     """
     if api_key == "":
         raise ConfigError("--api-key is empty: leave it out, or give a key", param="api_key")
+    models = model or [DEFAULT]
+    options.only_of_one(models, served_model_name=served_model_name, chat_template=chat_template, draft_model=draft_model)
     settings = options.kv_cache(kv, sparse, kv_budget_mb) | options.speculation(speculate, draft_model, draft_tokens)
     settings.setdefault("kv_cache_config", {})["memory_budget_gb"] = kv_memory_gb
     workers = options.workers(prefill, decode, mixed, joining=listen_workers is not None)
@@ -82,10 +91,11 @@ def command(
     elif workers_tls_cert is not None or workers_tls_key is not None:
         raise ConfigError("--workers-tls-cert and --workers-tls-key are for --listen-workers: leave them out", param="--workers-tls-cert")
     sock = listen(host, port)
-    from tokenmill.cluster.division import divide
+    from tokenmill.cluster.division import divide_among
     from tokenmill.cluster.keeping import with_store
     from tokenmill.cluster.local import Cluster
     from tokenmill.core.memory import available_memory
+    from tokenmill.gateway.served_model import ServedModel
     from tokenmill.gateway.service import Service
     from tokenmill.weights.catalogue import resolve, with_draft
 
@@ -94,38 +104,48 @@ def command(
         from tokenmill.text.templates import choose_template
 
         chosen = choose_template(chat_template)
-    path = resolve(model)
-    own_name = [] if Path(model).expanduser() == path else [model]
-    names = served_model_name or own_name or [path.stem]
-    config = EngineConfig.from_settings(
-        model=str(path),
-        served_name=names[0],
-        max_model_len=max_model_len,
-        max_batch_size=max_batch_size,
-        chunk_size=chunk_size,
-        threads=threads,
-        cpus=cpus,
-        **settings,
-    )
-    config, store = with_store(with_draft(config))
+    paths = [resolve(model) for model in models]
+    names = options.served_names(models, paths, served_model_name or [])
+    configs = [
+        with_draft(
+            EngineConfig.from_settings(
+                model=str(path),
+                served_name=own[0],
+                max_model_len=max_model_len,
+                max_batch_size=max_batch_size,
+                chunk_size=chunk_size,
+                threads=threads,
+                cpus=cpus,
+                **settings,
+            )
+        )
+        for path, own in zip(paths, names, strict=True)
+    ]
+    configs, store = with_store(configs)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
-    def load_vocabulary() -> Tokenizer:
-        from tokenmill.weights.vocabulary import load_tokenizer  # while the engine process loads, on another CPU
+    def serving(path: Path, names: list[str], config: EngineConfig, plans: Sequence[WorkerPlan]) -> ServedModel:
+        def load_vocabulary() -> Tokenizer:
+            from tokenmill.weights.vocabulary import load_tokenizer  # while the engine process loads, on another CPU
 
-        return load_tokenizer(path)
+            return load_tokenizer(path)
 
-    plans = divide(config, workers, usable_cpus(), available_memory())
-    cluster = Cluster(config, plans, router=router, health=health, listening=listening, store=store)
-    service = Service(cluster, load_vocabulary, names, api_key, chosen)
+        cluster = Cluster(config, plans, router=router, health=health, joining=listening is not None)
+        return ServedModel(cluster, load_vocabulary, names, chosen)
 
-    def announce(info: EngineInfo) -> None:
-        url, can_chat = _url(host, sock.getsockname()[1]), service.prompts.can_chat
-        print(ready_text(info, names[0], url, api_key is not None, can_chat, cluster.workers, config.kv_store_config), flush=True)
+    plans = divide_among(configs, workers, usable_cpus(), available_memory())
+    service = Service([serving(*one) for one in zip(paths, names, configs, plans, strict=True)], api_key, listening)
 
-    print(f"tokenmill {__version__}: loading {names[0]} from {path}", flush=True)
-    asyncio.run(serve(service, sock, shutdown_timeout, announce))
+    def announce(model: ServedModel) -> None:
+        url, cluster = _url(host, sock.getsockname()[1]), model.cluster
+        kept = configs[0].kv_store_config
+        print(ready_text(cluster.info, model.names[0], url, api_key is not None, model.prompts.can_chat, cluster.workers, kept), flush=True)
+
+    for path, own in zip(paths, names, strict=True):
+        print(f"tokenmill {__version__}: loading {own[0]} from {path}", flush=True)
+    with store or contextlib.nullcontext():
+        asyncio.run(serve(service, sock, shutdown_timeout, announce))
 
 
 def ready_text(

@@ -189,8 +189,9 @@ class Dispatcher:
 
     # Requests
 
-    async def generate(self, model: str, requests: Sequence[Generate]) -> AsyncGenerator[SequenceOutput, None]:
+    async def generate(self, model: str, requests: Sequence[Generate], session: str | None = None) -> AsyncGenerator[SequenceOutput, None]:
         """Have requests answered by a model's workers and yield their outputs as they come, until every choice has had its last.
+        session: as in `RouteRequest`.
 
         Raises the error of the first request that is refused, `ModelBroken`, `Unavailable` when no worker can take one, and `EngineDied`
         when it has lost too many. Whatever is unfinished when the generator ends, is closed or is cancelled is aborted at once. Wrap it
@@ -199,7 +200,7 @@ class Dispatcher:
         feed = Feed(requests)
         try:
             for request in requests:
-                self._begin(model, request, feed)
+                self._begin(model, request, session, feed)
             while (output := await feed.next()) is not None:
                 if output.finish_reason is FinishReason.BROKEN:
                     raise ModelBroken.at_next_token()
@@ -228,12 +229,14 @@ class Dispatcher:
         """Whether a whole request would find a worker now."""
         return any(self.is_moving(worker.id) for worker in self._fleet.registry.takers(model, Role.MIXED))
 
-    def _begin(self, model: str, request: Generate, feed: Feed) -> None:
+    def _begin(self, model: str, request: Generate, session: str | None, feed: Feed) -> None:
         assert request.request_id not in self._lives, f"request id {request.request_id} is in use"
         workers = [worker for worker in self._fleet.registry if worker.model == model]
         hashes = block_hashes(request.prompt, request.cache_salt, workers[0].fingerprint) if len(workers) > 1 else []
         assert request.params.max_tokens is not None, "max_tokens is resolved by the sender"
-        route = RouteRequest(model=model, prompt_tokens=len(request.prompt), max_tokens=request.params.max_tokens, hashes=hashes)
+        route = RouteRequest(
+            model=model, prompt_tokens=len(request.prompt), max_tokens=request.params.max_tokens, hashes=hashes, session=session
+        )
         course = Course(request, separate=self._is_worth_separating(request, route), policy=self._policy)
         live = self._lives[request.request_id] = _Live(request, route, course, feed, self._metrics.request(self._clock.now()))
         self._carry_out(live, course.begin())

@@ -61,7 +61,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerPlan(NamedTuple):
-    """name: such as `decode-0`. config: with the worker's own share of the host, its role and its name."""
+    """name: such as `decode-0`, or `decode-0@MODEL` where there are several models. config: with the worker's own share of the host, its
+    role and its name."""
 
     name: str
     role: Role
@@ -69,28 +70,49 @@ class WorkerPlan(NamedTuple):
 
 
 def divide(config: EngineConfig, workers: Workers, cpus: Collection[int], memory: int) -> list[WorkerPlan]:
-    """Who is to be started on a host, and with what.
+    """As `divide_among`, of one model."""
+    return divide_among([config], workers, cpus, memory)[0]
 
-    config: of all of them together: its `threads`, `cpus` and memory are the host's. Of its `kv_transfer_config`, if it has one, each
-    worker gets its connector. cpus: those that may be used. memory: bytes that are available. A worker alone gets `config` as it is.
+
+def divide_among(configs: Sequence[EngineConfig], workers: Workers, cpus: Collection[int], memory: int) -> list[list[WorkerPlan]]:
+    """Who is to be started on a host, for each of several models, and with what.
+
+    configs: of each model, for all of its workers together: `threads`, `cpus` and memory are the host's, and so the same in all. Of its
+    `kv_transfer_config`, if it has one, each worker gets its connector. workers: of each model. cpus: those that may be used. memory: bytes
+    that are available. A worker alone gets its config as it is.
 
     Raises `ConfigError` for less than each worker must have, and for settings that cannot be those of several workers.
     """
-    roles = workers.roles
+    roles, host = workers.roles * len(configs), configs[0]
+    if len(roles) > MAX_WORKERS:
+        raise ConfigError(
+            f"there are {len(roles)} workers of {len(configs)} models, but must be at most {MAX_WORKERS} on a host", param="mixed"
+        )
     if not roles:
-        return []
+        return [[] for _ in configs]
     if len(roles) == 1 and not workers.joining:
-        if config.role not in (None, Role.MIXED):
-            raise ConfigError(f"kv_transfer_config: role is {config.role}, but a worker alone is mixed: leave it out", param="role")
-        return [WorkerPlan("mixed-0", Role.MIXED, config)]
-    link = _link(config, len(roles))
-    threads, sets = _cpus(config, roles, cpus)
-    memory_settings = _memory(config, len(roles), memory)
+        if host.role not in (None, Role.MIXED):
+            raise ConfigError(f"kv_transfer_config: role is {host.role}, but a worker alone is mixed: leave it out", param="role")
+        return [[WorkerPlan("mixed-0", Role.MIXED, host)]]
+    threads, sets = _cpus(host, roles, cpus)
+    memory_settings = _memory(host, len(roles), memory)
+    shares: list[dict[str, object]] = [{"threads": n, "cpus": own, **memory_settings} for n, own in zip(threads, sets, strict=True)]
+    each = workers.total
+    return [
+        _of_model(config, workers, shares[each * at : each * (at + 1)], f"@{config.name}" if len(configs) > 1 else "")
+        for at, config in enumerate(configs)
+    ]
+
+
+def _of_model(config: EngineConfig, workers: Workers, shares: list[dict[str, object]], suffix: str) -> list[WorkerPlan]:
+    """shares: of each worker, settings that are its part of the host's. suffix: of the workers' names."""
+    roles = workers.roles
+    linked = len(roles) > 1 or workers.joining  # else there is nobody whose frames it could read
     plans: list[WorkerPlan] = []
-    for at, role in enumerate(roles):
-        name = f"{role}-{roles[:at].count(role)}"
-        own: dict[str, object] = {"threads": threads[at], "cpus": sets[at], **memory_settings}
-        own["kv_transfer_config"] = msgspec.structs.replace(link, role=role.value, worker=name)
+    for at, (role, own) in enumerate(zip(roles, shares, strict=True)):
+        name = f"{role}-{roles[:at].count(role)}{suffix}"
+        if linked:
+            own["kv_transfer_config"] = msgspec.structs.replace(_link(config, len(roles)), role=role.value, worker=name)
         if role is Role.PREFILL:  # which gives one token of each answer: a draft model would only take memory
             own["speculative_config"] = type(config.speculative_config)()
         plans.append(WorkerPlan(name, role, msgspec.structs.replace(config, **own)))

@@ -21,19 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class Guests:
-    """Those of one model, beside workers of this host, whose names are `taken`. join: has the dispatcher give one work. policy: how long
-    one may be silent."""
+    """Those of one model, which is asked for before, beside workers of this host, whose names are `taken`. join: has the dispatcher give
+    one work. policy: how long one may be silent."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        model: str,
         taken: Collection[str],
         join: Callable[[str, Role, EngineInfo, EngineClient], None],
         policy: RestartPolicy | None = None,
     ) -> None:
         self._dispatcher = dispatcher
-        self._model = model
         self._taken = taken
         self._join = join
         self._policy = policy or RestartPolicy()
@@ -53,12 +51,6 @@ class Guests:
             Worker.of(name, join.role, info)
         except ConfigError as error:
             raise JoinRefused("worker", error.message) from None
-        if info.model != self._model:
-            raise JoinRefused(
-                "model",
-                f"it has model {info.model!r}, but {self._model!r} is served here: start it with that model, or give its name by "
-                f"--served-model-name {self._model}",
-            )
         if name in self._taken:
             raise JoinRefused("name", f"{name} is a worker of the gateway's own host: give this one another --name")
         before = self._dispatcher.member(name)

@@ -13,7 +13,6 @@ from tokenmill.cluster.division import WorkerPlan
 from tokenmill.cluster.fleet import Fleet
 from tokenmill.cluster.guests import Guests
 from tokenmill.cluster.health import HealthPolicy
-from tokenmill.cluster.joining import Entrance, Listening
 from tokenmill.cluster.nursery import WORKER_COMMAND, Nursery
 from tokenmill.cluster.router import RouterPolicy
 from tokenmill.cluster.separation import SeparationPolicy
@@ -21,12 +20,12 @@ from tokenmill.cluster.supervisor import RestartPolicy, State, Supervisor
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDied, InvalidRequest, TokenmillError, Unavailable
+from tokenmill.core.joining import Join
 from tokenmill.core.messages import EngineInfo, Generate, SequenceOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
 from tokenmill.observe.engines import EngineStats
 from tokenmill.observe.separation import PDMetrics
-from tokenmill.transfer.store.embedded import EmbeddedServer
 from tokenmill.worker.client import EngineClient
 
 REMOVED_WITHIN = 10.0
@@ -53,12 +52,11 @@ class Cluster:
         router: RouterPolicy | None = None,
         health: HealthPolicy | None = None,
         separation: SeparationPolicy | None = None,
-        listening: Listening | None = None,
-        store: EmbeddedServer | None = None,
+        joining: bool = False,
     ) -> None:
         """config: of what is loaded for all of this host, by as many threads as all have together. command: starts the nursery.
-        listening: where others join; the cluster closes it. store: that the workers' settings name; it runs as long as the cluster does."""
-        assert plans or listening is not None, "no worker"
+        joining: whether workers of other hosts may be let in."""
+        assert plans or joining, "no worker"
         self.model = config.name
         self._nursery = Nursery(config, command)
         clock = MonotonicClock()
@@ -68,11 +66,7 @@ class Cluster:
         self._plans = list(plans)
         self._supervisors = {plan.name: self._supervisor(plan, policy) for plan in plans}
         names = {plan.name for plan in plans}
-        self._guests = None if listening is None else Guests(self._dispatcher, self.model, names, self._join, policy)
-        self._entrance = None
-        if listening is not None and self._guests is not None:
-            self._entrance = Entrance(listening, self._guests.admit, self._guests.welcome)
-        self._store = store
+        self._guests = Guests(self._dispatcher, names, self._join, policy) if joining else None
         self._watching: list[asyncio.Task[None]] = []
         self._state = State.LOADING
         self._info: EngineInfo | None = None
@@ -113,6 +107,11 @@ class Cluster:
         return {name: there[name] for name in (*self._supervisors, *there) if name in there}
 
     @property
+    def names(self) -> list[str]:
+        """Of the workers that there are, or are to be again."""
+        return list(dict.fromkeys((*self._supervisors, *self.workers)))
+
+    @property
     def restarts(self) -> int:
         """Times that a worker's process was replaced."""
         return sum(supervisor.restarts for supervisor in self._supervisors.values())
@@ -127,13 +126,10 @@ class Cluster:
         return info
 
     async def start(self) -> EngineInfo:
-        """Load all workers of this host and keep them running from here on, and let others in. Returns when requests can be answered.
+        """Load all workers of this host and keep them running from here on. Returns when requests can be answered.
         Raises what made a load fail; it is not tried again."""
-        if self._store is not None:
-            await asyncio.to_thread(self._store.start)
         self._watching.append(asyncio.create_task(self._dispatcher.watch(), name="watch"))
-        if self._entrance is not None and self._guests is not None:
-            self._entrance.open()
+        if self._guests is not None:
             self._watching.append(asyncio.create_task(self._guests.watch(), name="watch guests"))
         loading = [asyncio.create_task(supervisor.start()) for supervisor in self._supervisors.values()]
         try:
@@ -148,12 +144,17 @@ class Cluster:
         return self.info
 
     async def failed(self) -> TokenmillError:
-        """Return, with the reason of one, when no worker could be started again, and none can join."""
+        """Return, with the reason of one, when no worker could be started again, and none can join. Requests have ended then."""
         while True:
-            failures = [supervisor.failure for supervisor in self._supervisors.values()]
-            if self._guests is None and all(failures) and failures[0] is not None:
-                return failures[0]
+            if self._guests is None and (failure := self._failure()) is not None:
+                self._dispatcher.fail_all(_given_up(failure))
+                return failure
             await asyncio.sleep(LOOK_EVERY)
+
+    def _failure(self) -> TokenmillError | None:
+        """Why one could not be started again, if all workers of this host are given up."""
+        failures = [supervisor.failure for supervisor in self._supervisors.values()]
+        return failures[0] if failures and all(failures) else None
 
     def require_ready(self) -> None:
         """Raises `Unavailable` if no worker could take a request now, saying why."""
@@ -164,6 +165,8 @@ class Cluster:
         if not self._dispatcher.can_serve(self.model):
             if not self._supervisors:
                 raise Unavailable("no worker that could answer is there: try again when one has joined")
+            if (failure := self._failure()) is not None:
+                raise _given_up(failure)
             raise Unavailable("the engine is down and being restarted: try again shortly")
 
     @property
@@ -172,9 +175,9 @@ class Cluster:
             return "the model is loading: try again shortly"
         return "no worker has joined yet: start one with tokenmill worker, or try again shortly"
 
-    def generate(self, *requests: Generate) -> AsyncGenerator[SequenceOutput, None]:
+    def generate(self, *requests: Generate, session: str | None = None) -> AsyncGenerator[SequenceOutput, None]:
         """As `Dispatcher.generate`."""
-        return self._dispatcher.generate(self.model, requests)
+        return self._dispatcher.generate(self.model, requests, session)
 
     def abort(self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         """As `Dispatcher.abort`."""
@@ -207,6 +210,16 @@ class Cluster:
             found.append((name, self._dispatcher.role_of(name), self._dispatcher.state_of(name), there[name]))
         return found
 
+    def admit(self, join: Join) -> None:
+        """Raises `JoinRefused` for a worker of another host that is not wanted."""
+        assert self._guests is not None, "nobody may be let in"
+        self._guests.admit(join)
+
+    def welcome(self, join: Join, client: EngineClient) -> None:
+        """One that was admitted gets requests from now on."""
+        assert self._guests is not None, "nobody may be let in"
+        self._guests.welcome(join, client)
+
     def migrate(self, name: str) -> int:
         """Have other workers go on with what this one decodes; see `Dispatcher.migrate`. Raises `InvalidRequest`."""
         self._require(name)
@@ -223,7 +236,9 @@ class Cluster:
             raise InvalidRequest(f"worker {name!r} {what}", param="name")
         boot = self.workers[name].boot
         if all(info.boot == boot for info in self._dispatcher.answering(self.model)):
-            raise InvalidRequest(f"worker {name!r} is the only one that answers requests: start another one first", param="name")
+            raise InvalidRequest(
+                f"worker {name!r} is the only one that answers requests for {self.model!r}: start another one first", param="name"
+            )
         supervisor = self._supervisors[name]
         supervisor.begin_drain()
         await self._dispatcher.drain(name)
@@ -232,9 +247,8 @@ class Cluster:
         self._supervisors.pop(name, None)  # it may have been asked for twice
 
     def _require(self, name: str) -> None:
-        if name not in self._supervisors and name not in self.workers:
-            known = ", ".join(dict.fromkeys((*self._supervisors, *self.workers)))
-            raise InvalidRequest(f"there is no worker {name!r}, only {known}", param="name")
+        if name not in self.names:
+            raise no_such_worker(name, self.names)
         if name not in self.workers:
             raise Unavailable(f"worker {name!r} is being started: try again shortly")
 
@@ -246,14 +260,9 @@ class Cluster:
         """Give the workers `timeout` seconds to finish what they have, then kill them. No process is left when this returns."""
         self.begin_drain()
         stopping = [supervisor.stop(timeout) for supervisor in self._supervisors.values()]
-        if self._entrance is not None and self._guests is not None:
-            await self._entrance.close()
-            await asyncio.gather(self._guests.part(timeout), *stopping)
-        else:
-            await asyncio.gather(*stopping)
+        parting = [] if self._guests is None else [self._guests.part(timeout)]
+        await asyncio.gather(*parting, *stopping)
         await self._nursery.close()
-        if self._store is not None:
-            await asyncio.to_thread(self._store.stop)
         self._dispatcher.fail_all(Unavailable(_SHUT_DOWN))
         for task in self._watching:
             task.cancel()
@@ -265,4 +274,12 @@ class Cluster:
             supervisor.kill()
 
     def _expects(self, model: str) -> bool:
-        return any(supervisor.state in (State.LOADING, State.DOWN) for supervisor in self._supervisors.values())
+        return any(one.state in (State.LOADING, State.DOWN) and one.failure is None for one in self._supervisors.values())
+
+
+def _given_up(failure: TokenmillError) -> Unavailable:
+    return Unavailable(f"the engine is down and could not be started again: {failure}")
+
+
+def no_such_worker(name: str, known: Sequence[str]) -> InvalidRequest:
+    return InvalidRequest(f"there is no worker {name!r}, only {', '.join(known)}", param="name")

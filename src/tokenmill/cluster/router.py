@@ -192,8 +192,9 @@ class Router:
 
 
 def _session(request: RouteRequest, wanted: Role) -> bytes:
-    """A short name of it, since callers choose its text and length."""
-    texts = (request.model, wanted, request.session or "")
+    """A short name of it, since callers choose its text and length. Whoever decodes for a session has its KV, be it of whole requests or
+    of hand-overs, so that these are one; its prompts' KV elsewhere is another."""
+    texts = (request.model, Role.PREFILL if wanted is Role.PREFILL else Role.DECODE, request.session or "")
     return blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

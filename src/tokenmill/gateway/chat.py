@@ -27,24 +27,23 @@ from tokenmill.gateway.replies import (
 )
 from tokenmill.gateway.sampling import sampling_params
 from tokenmill.gateway.schemas import ChatRequest, refuse_unserved
-from tokenmill.gateway.service import Service
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.stream import EventStream
 
 
-async def answer_chat(service: Service, request: ChatRequest) -> Response:
+async def answer_chat(model: ServedModel, request: ChatRequest, session: str | None) -> Response:
     """Answer a conversation, streaming or not. Raises `TokenmillError`."""
     arrived = time.monotonic()
-    service.check_model(request.model)
     refuse_unserved(request)
     tools = _tools_to_show(request)
-    params = _params(request, service.prompts.vocab_size)
-    if service.prompts.answer_ends:
-        params = msgspec.structs.replace(params, stop=(*params.stop, *service.prompts.answer_ends))
-    service.cluster.require_ready()
-    prompt = await service.prompts.from_messages(request.messages, tools)
-    completion = service.complete(request, [prompt], params, "messages", arrived)
-    chat = ChatAnswer(service, request, completion)
-    events = completion.events(service.cluster)
+    params = _params(request, model.prompts.vocab_size)
+    if model.prompts.answer_ends:
+        params = msgspec.structs.replace(params, stop=(*params.stop, *model.prompts.answer_ends))
+    model.cluster.require_ready()
+    prompt = await model.prompts.from_messages(request.messages, tools)
+    completion = model.complete(request, [prompt], params, "messages", session, arrived)
+    chat = ChatAnswer(model, request, completion)
+    events = completion.events(model.cluster)
     return EventStream(chat.chunks(events)) if request.stream else json_response(await chat.reply(events))
 
 
@@ -74,13 +73,13 @@ def _params(request: ChatRequest, vocab_size: int) -> SamplingParams:
 class ChatAnswer:
     """The answer to one conversation, as one reply or as chunks."""
 
-    def __init__(self, service: Service, request: ChatRequest, completion: Completion) -> None:
-        self._tokenizer = service.prompts.tokenizer
+    def __init__(self, model: ServedModel, request: ChatRequest, completion: Completion) -> None:
+        self._tokenizer = model.prompts.tokenizer
         self._completion = completion
         self._id = f"chatcmpl-{completion.id}"
         self._created = int(time.time())
         self._model = request.model
-        self._fingerprint = service.system_fingerprint
+        self._fingerprint = model.system_fingerprint
         self._with_ids = bool(request.return_token_ids)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)

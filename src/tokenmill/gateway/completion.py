@@ -55,12 +55,15 @@ class Completion:
         engine: EngineInfo,
         priority: int = 1,
         cache_salt: str = "",
+        session: str | None = None,
         arrived: float | None = None,
     ) -> None:
-        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved. engine: which answers them."""
+        """`params[i]` belongs to `prompts[i]`, with seed and max_tokens resolved. engine: which answers them. session: whose worker is
+        preferred."""
         from tokenmill.text.output import OutputText
 
         self._metrics = metrics
+        self._session = session
         self._kv_format = engine.kv_format
         self._proposer = engine.proposer
         self._sparsified: dict[int, tuple[int, int]] = {}
@@ -90,7 +93,7 @@ class Completion:
         """Send the requests and yield text as it comes. Raises `TokenmillError`; leaving early aborts what is unfinished."""
         reason = FinishReason.ABORT.value
         try:
-            async with contextlib.aclosing(cluster.generate(*self._requests)) as outputs:
+            async with contextlib.aclosing(cluster.generate(*self._requests, session=self._session)) as outputs:
                 async for output in outputs:
                     event = self._take(output)
                     if event is None:

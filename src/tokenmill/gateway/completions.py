@@ -18,36 +18,35 @@ from tokenmill.gateway.prompts import TextPrompt
 from tokenmill.gateway.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Usage
 from tokenmill.gateway.sampling import sampling_params
 from tokenmill.gateway.schemas import CompletionRequest, refuse_unserved
-from tokenmill.gateway.service import Service
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.stream import EventStream
 
 
-async def answer_completion(service: Service, request: CompletionRequest) -> Response:
+async def answer_completion(model: ServedModel, request: CompletionRequest, session: str | None) -> Response:
     """Continue one or several prompts, streaming or not. Raises `TokenmillError`."""
     arrived = time.monotonic()
-    service.check_model(request.model)
     refuse_unserved(request)
     echoed = request.logprobs if request.echo else None
-    params = sampling_params(request, service.prompts.vocab_size, logprobs=request.logprobs, prompt_logprobs=echoed)
-    service.cluster.require_ready()
-    prompts = await service.prompts.from_prompt(request.prompt, bool(request.echo))
-    completion = service.complete(request, [prompt.ids for prompt in prompts], params, "prompt", arrived)
-    answer = CompletionAnswer(service, request, completion, prompts)
-    events = completion.events(service.cluster)
+    params = sampling_params(request, model.prompts.vocab_size, logprobs=request.logprobs, prompt_logprobs=echoed)
+    model.cluster.require_ready()
+    prompts = await model.prompts.from_prompt(request.prompt, bool(request.echo))
+    completion = model.complete(request, [prompt.ids for prompt in prompts], params, "prompt", session, arrived)
+    answer = CompletionAnswer(model, request, completion, prompts)
+    events = completion.events(model.cluster)
     return EventStream(answer.chunks(events)) if request.stream else json_response(await answer.reply(events))
 
 
 class CompletionAnswer:
     """The answer to one request, as one reply or as chunks of the same shape."""
 
-    def __init__(self, service: Service, request: CompletionRequest, completion: Completion, prompts: list[TextPrompt]) -> None:
-        self._tokenizer = service.prompts.tokenizer
+    def __init__(self, model: ServedModel, request: CompletionRequest, completion: Completion, prompts: list[TextPrompt]) -> None:
+        self._tokenizer = model.prompts.tokenizer
         self._completion = completion
         self._prompts = prompts
         self._id = f"cmpl-{completion.id}"
         self._created = int(time.time())
         self._model = request.model
-        self._fingerprint = service.system_fingerprint
+        self._fingerprint = model.system_fingerprint
         self._with_ids = bool(request.return_token_ids)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)

@@ -22,7 +22,15 @@ from tokenmill.gateway.replies import (
     TokenizeReply,
     WorkerList,
 )
-from tokenmill.gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WorkerRequest
+from tokenmill.gateway.sampling import MAX_SESSION
+from tokenmill.gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    WorkerRequest,
+)
 
 _Struct = type[msgspec.Struct]
 
@@ -37,13 +45,20 @@ _POSTS: dict[str, tuple[str, _Struct, _Struct, _Struct | None]] = {
 """Path: what it does, what it takes, what it gives, and what each event of its stream is."""
 
 _GETS: dict[str, tuple[str, _Struct | None]] = {
-    "/v1/models": ("The names under which the model is served.", ModelList),
+    "/v1/models": ("The names under which models are served.", ModelList),
     "/v1/models/{model}": ("One of them.", ModelCard),
     "/v1/workers": ("The workers that compute, and how they are.", WorkerList),
     "/health": ("200 when the engine is there and moves, else 503.", HealthReply),
     "/ready": ("200 when a request sent now would be worked on, else 503.", HealthReply),
     "/metrics": ("Prometheus metrics.", None),
     "/openapi.json": ("This description.", None),
+}
+
+_SESSION = {
+    "name": "X-Session-Id",
+    "in": "header",
+    "description": "As prompt_cache_key, before which it counts.",
+    "schema": {"type": "string", "pattern": f"^[!-~]{{1,{MAX_SESSION}}}$"},
 }
 
 _OPEN = ("/health", "/ready", "/metrics")
@@ -77,11 +92,14 @@ def _post(path: str) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(gives)}}
     if event is not None:
         content["text/event-stream"] = {"schema": _event(event)}
-    return {
+    operation: dict[str, Any] = {
         "summary": about,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(takes)}}},
         "responses": {"200": {"description": "The answer.", "content": content}} | _errors(400, 401, 404, 408, 413, 415, 500, 503),
     }
+    if issubclass(takes, GenerationRequest):
+        operation["parameters"] = [_SESSION]
+    return operation
 
 
 def _event(struct: _Struct) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,13 +19,13 @@ from tokenmill.core.cpus import usable_cpus
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.memory import available_memory
 from tokenmill.core.roles import Role
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.server import listen, serve
 from tokenmill.gateway.service import Service
 from tokenmill.observe.separation import PDMetrics
 from tokenmill.weights.catalogue import resolve, with_draft
 
 if TYPE_CHECKING:
-    from tokenmill.core.messages import EngineInfo
     from tokenmill.text.tokenizer import Tokenizer
 
 Settings = Mapping[str, Any]
@@ -71,23 +72,22 @@ class PDRouter:
         self._path = resolve(model)
         self.model: str = engines[0].config.served_name or model
         drafting = next((e.config.speculative_config for e in engines if e.config.speculative_config.model), SpeculativeConfig())
-        self._config, store = with_store(
-            with_draft(
-                msgspec.structs.replace(
-                    engines[0].config,
-                    model=str(self._path),
-                    served_name=self.model,
-                    threads=0,
-                    cpus=None,
-                    kv_cache_config=msgspec.structs.replace(engines[0].config.kv_cache_config, memory_budget_gb=None),
-                    kv_transfer_config=_link(engines[0].config),
-                    speculative_config=drafting,
-                )
+        config = with_draft(
+            msgspec.structs.replace(
+                engines[0].config,
+                model=str(self._path),
+                served_name=self.model,
+                threads=0,
+                cpus=None,
+                kv_cache_config=msgspec.structs.replace(engines[0].config.kv_cache_config, memory_budget_gb=None),
+                kv_transfer_config=_link(engines[0].config),
+                speculative_config=drafting,
             )
         )
+        (self._config,), self._store = with_store([config])
         plans = divide(self._config, workers, usable_cpus(), available_memory())
         self._plans = [_own(plan, engine) for plan, engine in zip(plans, engines, strict=True)]
-        self._cluster = Cluster(self._config, self._plans, router=router, health=health, store=store)
+        self._cluster = Cluster(self._config, self._plans, router=router, health=health)
 
     @property
     def metrics(self) -> PDMetrics:
@@ -111,13 +111,14 @@ class PDRouter:
         if api_type != "openai":
             raise ConfigError(f"api_type is {api_type!r}, but must be 'openai'", param="api_type")
         sock = listen(host, port)
-        service = Service(self._cluster, self._vocabulary, [self.model], api_key)
+        service = Service([ServedModel(self._cluster, self._vocabulary, [self.model])], api_key)
         number = sock.getsockname()[1]
 
-        def announce(info: EngineInfo) -> None:
+        def announce(model: ServedModel) -> None:
             on_ready(f"http://{host}:{number}")
 
-        asyncio.run(serve(service, sock, shutdown_timeout, announce))
+        with self._store or contextlib.nullcontext():
+            asyncio.run(serve(service, sock, shutdown_timeout, announce))
 
     def _vocabulary(self) -> Tokenizer:
         from tokenmill.weights.vocabulary import load_tokenizer
@@ -164,6 +165,15 @@ def _own(plan: WorkerPlan, engine: _Engine) -> WorkerPlan:
 
 
 _OTHERWISE = frozenset(
-    ("model", "served_name", "kv_cache_config", "kv_transfer_config", "speculative_config", "tensor_parallel_size", "dtype")
+    (
+        "model",
+        "served_name",
+        "kv_cache_config",
+        "kv_store_config",
+        "kv_transfer_config",
+        "speculative_config",
+        "tensor_parallel_size",
+        "dtype",
+    )
 )
 """Settings that are not taken over as they are."""

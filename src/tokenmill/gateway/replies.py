@@ -152,6 +152,7 @@ class WorkerCard(msgspec.Struct, kw_only=True):
     known of a process only is null without one; running, waiting: sequences, as last heard."""
 
     name: str
+    model: str
     role: str
     state: str
     pid: int | None = None
@@ -183,6 +184,7 @@ class RemoveReply(msgspec.Struct, kw_only=True):
 
 
 class HealthReply(msgspec.Struct, kw_only=True):
-    """`status`: ok, or loading, down, draining, stalled."""
+    """`status`: ok, or loading, down, draining, stalled. `models`: the same of each, where there are several."""
 
     status: str
+    models: dict[str, str] | UnsetType = UNSET

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.types import Priority, SamplingParams
 from tokenmill.gateway.schemas import GenerationRequest
+
+MAX_SESSION = 256
+"""Characters of a session's name."""
+
+_SESSION_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION}}}")
 
 _SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -36,6 +42,20 @@ def priority(request: GenerationRequest) -> int:
     if request.priority not in list(Priority):
         raise InvalidRequest(f"priority is {request.priority}, but must be 0 (VIP), 1 (normal) or 2 (background)", param="priority")
     return request.priority
+
+
+def session(request: GenerationRequest, header: str | None) -> str | None:
+    """By which requests are kept on one worker: what `X-Session-Id` says, else `prompt_cache_key`. The header comes first: a proxy
+    or an agent that sets it knows the conversation, while the key may be that of a prefix that many have."""
+    if header is not None and _SESSION_ID.fullmatch(header) is None:
+        raise InvalidRequest(f"X-Session-Id must be 1 to {MAX_SESSION} printable ASCII characters without spaces", param="X-Session-Id")
+    key = request.prompt_cache_key
+    if key is not None and not 1 <= len(key) <= MAX_SESSION:
+        raise InvalidRequest(
+            f"prompt_cache_key has {len(key)} characters, but must have 1 to {MAX_SESSION}: leave it out, or send a digest of it",
+            param="prompt_cache_key",
+        )
+    return key if header is None else header
 
 
 def check_stream_options(request: GenerationRequest) -> None:

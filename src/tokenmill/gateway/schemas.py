@@ -50,6 +50,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     return_token_ids: Annotated[bool | None, Meta(description="Adds token_ids to each choice.")] = None
     priority: Annotated[int | None, Meta(description="0 VIP, 1 normal (the default), 2 background.")] = None
     cache_salt: Annotated[str | None, Meta(description="Prompts share cached prefixes only with the same salt.")] = None
+    prompt_cache_key: Annotated[
+        str | None, Meta(description="Requests with the same one go to the same worker, if it can take them; at most 256 characters.")
+    ] = None
     kv_budget_mb: Annotated[float | None, Meta(description="MiB that the keys and values of each choice may take.")] = None
     structured_outputs: NotBuilt = None
     response_format: NeutralOnly = None
@@ -90,7 +93,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     tool_choice: NeutralOnly = None
     parallel_tool_calls: bool | None = None
     functions: NeutralOnly = None
-    prompt_cache_key: NoEffect = None
     safety_identifier: NoEffect = None
     audio: NeutralOnly = None
     metadata: NeutralOnly = None

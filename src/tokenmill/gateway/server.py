@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.messages import EngineInfo
 from tokenmill.gateway.app import build_app
 from tokenmill.gateway.protocol import JSONProtocol
+from tokenmill.gateway.served_model import ServedModel
 from tokenmill.gateway.service import Service
 
 KEEP_ALIVE = 75
@@ -57,11 +57,11 @@ class _Server(uvicorn.Server):
         self._on_signal(sig)
 
 
-async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, announce: Callable[[EngineInfo], None]) -> None:
+async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, announce: Callable[[ServedModel], None]) -> None:
     """Serve until SIGINT or SIGTERM, then finish what is in flight within `shutdown_timeout` seconds.
 
-    A second signal ends everything at once. Probes are answered while the model loads; `announce` is called when it is
-    ready. Raises the error that made the first load fail, or that ended the attempts to start the engine again.
+    A second signal ends everything at once. Probes are answered while models load; `announce` is called for each that is
+    ready. Raises the error that made a first load fail, or that ended the attempts to start the engine again.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     _interrupt_nobody()
@@ -70,7 +70,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
 
     def on_signal(number: int) -> None:
         if stopping.is_set():
-            service.cluster.kill()
+            service.clusters.kill()
             os._exit(128 + number)
         loop.call_soon_threadsafe(stopping.set)
 
@@ -97,7 +97,7 @@ async def serve(service: Service, sock: socket.socket, shutdown_timeout: float, 
         stop.cancel()
         working.cancel()
         failure = (await asyncio.gather(working, return_exceptions=True))[0]
-        await service.cluster.stop(0)
+        await service.clusters.stop(0)
         service.close()
         server.should_exit = True
         await serving
@@ -117,18 +117,18 @@ def _interrupt_nobody() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
-async def _work(service: Service, announce: Callable[[EngineInfo], None]) -> None:
-    """Load, and then wait for the engine to be given up."""
-    announce(await service.load())
-    raise await service.cluster.failed()
+async def _work(service: Service, announce: Callable[[ServedModel], None]) -> None:
+    """Load, and then wait for the engines of all models to be given up."""
+    await service.load(announce)
+    raise await service.clusters.failed()
 
 
 async def _drain(service: Service, working: asyncio.Task[None], timeout: float) -> None:
-    service.cluster.begin_drain()
+    service.clusters.begin_drain()
     finished = await _idle_within(service, timeout)
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
-    await service.cluster.stop(LAST_ANSWERS if finished else 0)
+    await service.clusters.stop(LAST_ANSWERS if finished else 0)
     await _idle_within(service, LAST_ANSWERS)
 
 

@@ -1,109 +1,92 @@
-"""What the routes share: the engine, the vocabulary, the names of the model, and who may come in."""
+"""What the routes share: the models that are served, and who may come in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hmac
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from tokenmill.cluster.local import Cluster
+from tokenmill.cluster.clusters import Clusters
+from tokenmill.cluster.joining import Listening
 from tokenmill.cluster.supervisor import State
-from tokenmill.core.errors import AuthenticationError, InvalidRequest, ModelNotFound, Unavailable
-from tokenmill.core.limits import room_after
-from tokenmill.core.messages import EngineInfo
-from tokenmill.core.types import SamplingParams
-from tokenmill.gateway.completion import Completion
-from tokenmill.gateway.prompts import PromptBuilder
+from tokenmill.core.errors import AuthenticationError, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from tokenmill.gateway.replies import WorkerCard
-from tokenmill.gateway.sampling import check_stream_options, priority
-from tokenmill.gateway.schemas import GenerationRequest
-from tokenmill.observe.metrics import Metrics
+from tokenmill.gateway.served_model import ServedModel
+from tokenmill.observe.metrics import render
 
-if TYPE_CHECKING:
-    from tokenmill.text.templates import ChosenTemplate
-    from tokenmill.text.tokenizer import Tokenizer
+log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2048
 """Requests that are worked on or wait, over all clients; more are refused, as each holds memory."""
 
-MAX_TOTAL_CHOICES = 2048
-"""Prompts of one request times `n`: all of them wait and answer together, so each more keeps all others waiting."""
-
 STATS_WITHIN = 1.0
-"""Seconds that a scrape waits for the engine; past them it shows the counters last heard."""
+"""Seconds that a scrape waits for the engines; past them it shows the counters last heard."""
 
 
 class Service:
-    """One served model. `load` makes it ready; `cluster.stop` and `close` end it."""
+    """One or several models. `load` makes them ready; `clusters.stop` and `close` end them."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        load_tokenizer: Callable[[], Tokenizer],
-        names: Sequence[str],
-        api_key: str | None = None,
-        chosen: ChosenTemplate | None = None,
-    ) -> None:
-        """`names`: what clients may call the model, the first one is what answers call it. `chosen`: a chat template instead of its own."""
-        self.cluster = cluster
-        self.names = tuple(names)
-        self.metrics = Metrics(self.names[0], cluster.metrics)
+    def __init__(self, models: Sequence[ServedModel], api_key: str | None = None, listening: Listening | None = None) -> None:
+        """listening: where workers of other hosts join; their models' clusters let them in then."""
+        self.models = tuple(models)
+        self.clusters = Clusters([model.cluster for model in models], listening)
         self.created = int(time.time())
-        self._load_tokenizer = load_tokenizer
-        self._chosen = chosen
+        self._by_name = {name: model for model in models for name in model.names}
         self._api_key = api_key.encode() if api_key is not None else None
-        self._prompts: PromptBuilder | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def load(self) -> EngineInfo:
-        """Load the engine and the vocabulary side by side. Raises the error of either."""
-        engine = asyncio.create_task(self.cluster.start())
+    async def load(self, announce: Callable[[ServedModel], None]) -> None:
+        """Load all models side by side; `announce` is called for each that is ready. Raises the error of the first that cannot be."""
+        self.clusters.open()
+
+        async def load(model: ServedModel) -> None:
+            try:
+                await model.load()
+            except TokenmillError:
+                if len(self.models) > 1:  # what is said of it need not name the model
+                    log.error("model %s cannot be loaded", model.names[0])
+                raise
+            announce(model)
+
+        loading = [asyncio.create_task(load(model)) for model in self.models]
         try:
-            tokenizer = await asyncio.to_thread(self._load_text)
-            info = await engine
+            await asyncio.gather(*loading)
         finally:
-            engine.cancel()
-            await asyncio.gather(engine, return_exceptions=True)
-        self._prompts = PromptBuilder(tokenizer, info.vocab_size, self._chosen)
-        return info
-
-    def _load_text(self) -> Tokenizer:
-        """The vocabulary; what chats need beside it is imported here too, so that it is not waited for when the engine is ready."""
-        import tokenmill.text.chat  # noqa: F401
-
-        return self._load_tokenizer()
+            for task in loading:
+                task.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
 
     @property
-    def prompts(self) -> PromptBuilder:
-        """Raises `Unavailable` until the model is loaded."""
-        if self._prompts is None:
-            raise Unavailable("the model is loading: try again shortly")
-        return self._prompts
+    def names(self) -> list[str]:
+        """By which models may be called."""
+        return list(self._by_name)
 
-    @property
-    def max_model_len(self) -> int:
-        """Of the engine that runs now: it may depend on the memory that was free when it started."""
-        return self.cluster.info.max_model_len
+    def model(self, name: str) -> ServedModel:
+        """Raises `ModelNotFound` for a name that is not served here."""
+        model = self._by_name.get(name)
+        if model is None:
+            served = ", ".join(map(repr, self._by_name))
+            raise ModelNotFound(f"model {name!r} is not served here, but {served} is", param="model")
+        return model
+
+    def model_or_only(self, name: str | None) -> ServedModel:
+        """As `model`. None is the only one; raises `InvalidRequest` if there are several."""
+        if name is not None:
+            return self.model(name)
+        if len(self.models) > 1:
+            raise InvalidRequest(f"model is missing: several are served here, {', '.join(map(repr, self._by_name))}", param="model")
+        return self.models[0]
 
     @property
     def status(self) -> str:
-        """One word for probes: ok, loading, down, draining or stalled."""
-        state = self.cluster.state
-        if state is not State.READY:
-            return state.value
-        if self._prompts is None:
-            return State.LOADING.value
-        return "ok" if self.cluster.advancing else "stalled"
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Changes whenever the answers to the same seed may change."""
-        return "tm_" + self.cluster.info.fingerprint[:16]
+        """One word for probes: ok if a model is, else what is with the first."""
+        found = [model.status for model in self.models]
+        return "ok" if "ok" in found else found[0]
 
     def check_key(self, authorization: str | None) -> None:
         """Raise `AuthenticationError` unless the header carries the key, if there is one."""
@@ -114,15 +97,10 @@ class Service:
             what = "wrong" if authorization else "missing"
             raise AuthenticationError(f"the API key is {what}: send it as 'Authorization: Bearer KEY'")
 
-    def check_model(self, name: str) -> None:
-        """Raise `ModelNotFound` for a name that is not served here."""
-        if name not in self.names:
-            raise ModelNotFound(f"model {name!r} is not served here, but {', '.join(map(repr, self.names))} is", param="model")
-
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Count a request in flight while it is worked on. Raises `Unavailable` when draining or saturated."""
-        if self.cluster.state is State.DRAINING:
+        if self.models[0].cluster.state is State.DRAINING:  # as all are then
             raise Unavailable("the server is shutting down and takes no new requests: use another one, or wait for its restart")
         if self._in_flight >= MAX_IN_FLIGHT:
             raise Unavailable(f"{self._in_flight} requests are in flight, which is the limit: try again shortly")
@@ -139,46 +117,26 @@ class Service:
         """Return when no request is in flight."""
         await self._idle.wait()
 
-    def complete(
-        self, request: GenerationRequest, prompts: Sequence[list[int]], params: SamplingParams, prompt_param: str, arrived: float
-    ) -> Completion:
-        """A completion of `prompts`, with the seed and max_tokens of each resolved. Raises `InvalidRequest`."""
-        check_stream_options(request)
-        if len(prompts) * params.n > MAX_TOTAL_CHOICES:
-            raise InvalidRequest(
-                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} choices, but {MAX_TOTAL_CHOICES} are the limit: "
-                "split the request",
-                param="n",
-            )
-        rooms = [room_after(len(prompt), self.max_model_len, params.max_tokens, prompt_param) for prompt in prompts]
-        return Completion(
-            self.prompts.tokenizer,
-            self.metrics,
-            prompts,
-            [params.resolved(room) for room in rooms],
-            engine=self.cluster.info,
-            priority=priority(request),
-            cache_salt=request.cache_salt or "",
-            arrived=arrived,
-        )
-
     async def render_metrics(self) -> bytes:
         """The exposition text, with the engines' counters as fresh as they can give them."""
-        return self.metrics.render(await self.cluster.stats(STATS_WITHIN), self.cluster.advancing)
+        found = await asyncio.gather(*(model.cluster.stats(STATS_WITHIN) for model in self.models))
+        engines = zip(self.models, found, strict=True)
+        return render(family for model, stats in engines for family in model.metrics.families(stats, model.cluster.advancing))
 
     async def workers(self) -> list[WorkerCard]:
         """All that there are to be, with what is known of them."""
-        await self.cluster.stats(STATS_WITHIN)
+        await asyncio.gather(*(model.cluster.stats(STATS_WITHIN) for model in self.models))
         cards = []
-        for name, role, state, member in self.cluster.overview():
-            card = WorkerCard(name=name, role=role.value, state=state)
-            if member is not None:
-                card.pid, card.threads, card.kv_tokens = member.info.pid, member.info.threads, member.info.kv_tokens
-                if member.stats is not None:
-                    card.running, card.waiting = member.stats.running, member.stats.waiting
-            cards.append(card)
+        for model in self.models:
+            for name, role, state, member in model.cluster.overview():
+                card = WorkerCard(name=name, model=model.names[0], role=role.value, state=state)
+                if member is not None:
+                    card.pid, card.threads, card.kv_tokens = member.info.pid, member.info.threads, member.info.kv_tokens
+                    if member.stats is not None:
+                        card.running, card.waiting = member.stats.running, member.stats.waiting
+                cards.append(card)
         return cards
 
     def close(self) -> None:
-        if self._prompts is not None:
-            self._prompts.close()
+        for model in self.models:
+            model.close()

@@ -21,7 +21,7 @@ class EngineStats(NamedTuple):
     up: bool
 
 
-def families(model: str, engines: Sequence[EngineStats]) -> Iterable[Metric]:
+def of_engines(model: str, engines: Sequence[EngineStats]) -> Iterable[Metric]:
     """The metrics of all engines of a served model."""
     found: dict[str, Metric] = {}
     for engine in engines:

@@ -6,20 +6,41 @@ They are plain numbers until they are asked for: one thread counts, several time
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from tokenmill.observe.engines import EngineStats, families
+from tokenmill.observe.engines import EngineStats, of_engines
 from tokenmill.observe.histogram import BETWEEN_TOKENS, FIRST_TOKEN, REQUEST, Histogram
 from tokenmill.observe.separation import PDMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-class Metrics(Collector):
+
+def render(families: Iterable[Metric]) -> bytes:
+    """The exposition text. Families of one name, of several models, are one there."""
+    found: dict[str, Metric] = {}
+    for family in families:
+        first = found.setdefault(family.name, family)
+        if first is not family:
+            first.samples += family.samples
+    return generate_latest(_Families(found.values()))
+
+
+class _Families(Collector):
+    """As prometheus_client asks for them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class Metrics:
     """The metrics of one served model. Those of engines have the engine's name as a label."""
 
     def __init__(self, model: str, requests: PDMetrics | None = None) -> None:
@@ -33,10 +54,6 @@ class Metrics(Collector):
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._ended: collections.Counter[str] = collections.Counter()
-        self._engines: Sequence[EngineStats] = ()
-        self._up = False
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def prompt_computed(self, tokens: int) -> None:
         self._prompt_tokens += tokens
@@ -57,15 +74,10 @@ class Metrics(Collector):
         self._ended[reason] += 1
         self._request.observe(since_arrival)
 
-    def render(self, engines: Sequence[EngineStats], up: bool) -> bytes:
-        """The exposition text. up: a request sent now would be worked on."""
-        self._engines, self._up = engines, up
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """What prometheus_client calls for the text."""
-        yield self._gauge("engine_up", "Whether an engine is there that takes requests and answers.", float(self._up))
-        yield from families(self._model, self._engines)
+    def families(self, engines: Sequence[EngineStats], up: bool) -> Iterator[Metric]:
+        """All there are, as they are now. up: a request sent now would be worked on."""
+        yield self._gauge("engine_up", "Whether an engine is there that takes requests and answers.", float(up))
+        yield from of_engines(self._model, engines)
         yield self._first_token.family("time_to_first_token_seconds", "From arrival to the first token of a choice.", self._model)
         yield self._between_tokens.family("inter_token_latency_seconds", "Between two outputs of a choice.", self._model)
         yield self._request.family("e2e_request_latency_seconds", "From arrival to the end of a choice.", self._model)

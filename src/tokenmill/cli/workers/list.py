@@ -9,7 +9,7 @@ import typer
 
 from tokenmill.cli.workers import server
 
-COLUMNS = ("name", "role", "state", "pid", "threads", "kv_tokens", "running", "waiting")
+COLUMNS = ("name", "model", "role", "state", "pid", "threads", "kv_tokens", "running", "waiting")
 
 
 def command(

@@ -111,6 +111,8 @@ class EmbeddedServer:
         self._own.cleanup()
 
     def __enter__(self) -> EmbeddedServer:
+        if self._thread.ident is None:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
