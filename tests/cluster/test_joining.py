@@ -42,9 +42,7 @@ async def gateway(port: int = 0, policy: RestartPolicy | None = None) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def gateway_of(
-    *models: str, port: int = 0, policy: RestartPolicy | None = None
-) -> AsyncIterator[tuple[list[Cluster], int]]:
+async def gateway_of(*models: str, port: int = 0, policy: RestartPolicy | None = None) -> AsyncIterator[tuple[list[Cluster], int]]:
     listening = listen(port)
     configs = [msgspec.structs.replace(scripted_engine.config(), served_name=model) for model in models]
     clusters = [Cluster(config, [], joining=True, policy=policy) for config in configs]
