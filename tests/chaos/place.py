@@ -156,7 +156,7 @@ class Place:
         self._http = self._client()
 
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, timeout=None)
 
     async def metrics(self) -> str:
         return (await self._http.get("/metrics")).text

@@ -19,7 +19,7 @@ from faults import JOINED, LOCAL, NETWORK, STORE, Monkey
 from leftovers import census, count, faults_told, settle
 from lived import Lived
 from network import Network, Unavailable
-from place import Place
+from place import PATIENCE, Place
 from questions import CONTEXT, Question, draw_questions
 from store_servers import Server
 from watch import Watch
@@ -99,6 +99,7 @@ async def endure(
         fetched = count(metrics, "kv_store_fetched_tokens_total")
         print(f"seed {seed}: {dict(clients.counts)}, {len(monkey.journal)} notes, {watch.looks} looks; of the last processes: "
               f"{handovers:.0f} hand-overs, {fetched:.0f} tokens from the store")  # fmt: skip
+        await part(place)
         assert (clients.wrongs, watch.lies, faults_told(place)) == ([], [], [])
         assert clients.counts["right"] > 5
     except BaseException:
@@ -108,6 +109,14 @@ async def endure(
         for task in (asking, watching, striking):
             task.cancel()
         await asyncio.gather(asking, watching, striking, return_exceptions=True)
+
+
+async def part(place: Place) -> None:
+    """Workers of the gateway's host end when they are removed, of whom it believes that they have nothing to do."""
+    for name in sorted(place.expected - set(place.guests), reverse=True)[:-1]:
+        answer = await place.lived.within(PATIENCE, place.tell("remove", name))
+        only = "is the only one that answers" in answer.text
+        assert answer.status_code == 200 or only, answer.text
 
 
 class Setup(NamedTuple):
@@ -156,8 +165,9 @@ async def chaos(
         living.cancel()
 
 
-async def test_a_short_while(tmp_path: Path, smollm2_path: Path, questions: list[Question]) -> None:
-    await chaos(tmp_path, smollm2_path, questions[:24], LOCAL_WORKERS, seconds=12, pause=1.0)
+@pytest.mark.parametrize(("setup", "seconds"), [(LOCAL_WORKERS, 10), (JOINED_WORKERS, 6)], ids=["of this host", "that have joined"])
+async def test_a_short_while(tmp_path: Path, smollm2_path: Path, questions: list[Question], setup: Setup, seconds: float) -> None:
+    await chaos(tmp_path, smollm2_path, questions[:24], setup, seconds, pause=1.0)
 
 
 @pytest.mark.heavy
