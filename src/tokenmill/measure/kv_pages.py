@@ -44,7 +44,7 @@ START = 2 * FRAME
 
 CASES = ((1, 8192), (16, 1024))
 """Sequences in a decode step, and the context of each that the last measured one reaches."""
-RUNS = 61
+RUNS = 201
 
 
 @dataclass
