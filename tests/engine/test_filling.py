@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.blocks import BLOCK, block_hashes
-from tokenmill.core.config import KVStoreConfig
+from tokenmill.core.config import KVStoreConfig, KVTransferConfig
 from tokenmill.engine.filling import FRAMES, Block
 
 Talk = Any
@@ -79,6 +79,34 @@ def test_whoever_is_preempted_tells_nothing_twice(build: Build) -> None:
     told, _ = steps(talk)
     assert talk.engine.stats().preemptions > 0
     assert len({block.key for block in told}) == len(told) == 4 * (149 // BLOCK)
+
+
+def test_a_router_knows_what_the_cache_has(build: Build) -> None:
+    """However much of it has been evicted: as far as a text's names are known, so far its frames are found."""
+    rng = random.Random(3)
+    talk = build(frames=70, kv_transfer_config=KVTransferConfig())
+    engine = talk.engine
+    assert engine.filling is not None
+    known: set[bytes] = set()
+    texts: list[list[int]] = []
+    for number in range(60):
+        text = prompt(rng.randrange(40, 300), seed=number)
+        if texts and rng.random() < 0.5:
+            before = rng.choice(texts)
+            text = before[: rng.randrange(len(before))] + text[:60]
+        talk.add("a", text, max_tokens=rng.randrange(1, 80), ignore_eos=True)
+        text = text + talk.finish()["a", 0].tokens
+        texts.append(text[:-1])  # the last token is never computed
+        chains, evicted = engine.filling.news()
+        known.difference_update(evicted)
+        known.update(*chains)
+        for each in texts:
+            names = block_hashes(each, "", engine.info.fingerprint)
+            deep = next((at for at, name in enumerate(names) if name not in known), len(names))
+            found = engine._scheduler.kv.match([*each, 1], "").frames * 8 // BLOCK
+            assert deep == found, number
+    assert engine.stats().evictions > 100
+    assert engine.filling.take() == [], "nothing is kept for a store that there is not"
 
 
 def test_an_engine_that_nobody_asks_tells_nothing(build: Build) -> None:

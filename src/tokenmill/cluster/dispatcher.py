@@ -25,7 +25,7 @@ from tokenmill.cluster.strategies import RouteRequest
 from tokenmill.core.blocks import block_hashes
 from tokenmill.core.clock import Clock
 from tokenmill.core.errors import ModelBroken, TokenmillError
-from tokenmill.core.handover import FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken, ToWorker
+from tokenmill.core.handover import Cached, FromWorker, Ready, Refused, Reserve, Reserved, Start, Taken, ToWorker
 from tokenmill.core.messages import EngineInfo, Failed, Generate, Leaving, SequenceOutput, Stats, StepOutput
 from tokenmill.core.roles import Role
 from tokenmill.core.types import FinishReason
@@ -133,6 +133,10 @@ class Dispatcher:
             case Stats():
                 member.stats = message
                 self._fleet.health.counted(name, boot, message.steps, idle=message.idle)
+            case Cached(chains, evicted):
+                self._fleet.prefixes.remove(name, evicted)
+                for chain in chains:
+                    self._fleet.prefixes.add(name, chain)
             case Leaving():
                 log.info("worker %s is leaving", name)
                 self._fleet.health.heard(name, boot)

@@ -149,8 +149,18 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     epoch: int
 
 
+class Cached(msgspec.Struct, frozen=True, tag="cached"):
+    """From a worker to the gateway, which sends prompts to where they begin: what its prefix cache has, and has no longer.
+
+    evicted: names of blocks (core/blocks.py), in any order. chains: of sequences that are over, names from the first block on; these were
+    there after `evicted` were gone."""
+
+    chains: list[list[bytes]]
+    evicted: list[bytes]
+
+
 ToWorker = ToEngine | Reserve | Prefill | Ready | Taken | Refused | Start | Release
-FromWorker = FromEngine | Reserved | Ready | Taken | Refused
+FromWorker = FromEngine | Reserved | Ready | Taken | Refused | Cached
 
 
 def tokens_of(generate: Generate) -> list[int]:

@@ -16,7 +16,7 @@ from tokenmill.core.messages import EngineInfo
 from tokenmill.core.proof import Fresh, Opening
 from tokenmill.core.roles import Role
 
-VERSION = 1
+VERSION = 2
 """Of all that both say, before and after the welcome."""
 
 MAX_OPENING = 2**14

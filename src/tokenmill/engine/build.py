@@ -103,7 +103,8 @@ def assemble(config: EngineConfig, shared: Shared, pool: Pool, sampler: Sampler 
     transit = Transit(kv, limits.chunk)
     pace = None if config.longest_step is None else Pace(config.longest_step)
     scheduler = Scheduler(kv, limits, transit.give_way, pace)
-    filling = None if config.kv_store_config is None else Filling(kv, info.fingerprint)
+    store, others = config.kv_store_config is not None, config.kv_transfer_config is not None
+    filling = Filling(kv, info.fingerprint, store=store, router=others) if store or others else None
     return Engine(info, scheduler, runner, MonotonicClock(), budget, transit, speculator, filling, check_when_idle=checks)
 
 

@@ -7,7 +7,7 @@ out of sight and what is promised to whom is for the manager to say.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.messages import PageCounts
@@ -27,13 +27,14 @@ class FrameStore:
     """The pool and the prefix cache over it.
 
     lead: the group whose frames are the keys of the prefix tree, if there is one. followers: the rules of all other groups, which
-    methods name by their numbers. n_evictions: frames that the cache gave up, since the start.
+    methods name by their numbers. n_evictions: frames that the cache gave up, since the start. on_eviction: is told which.
     """
 
     def __init__(self, groups: Sequence[KVGroup], lead: int | None, n_frames: int, config: BlockManagerConfig) -> None:
         self.followers = find_followers(groups, lead)
         self.shares_prefixes = config.shares_prefixes
         self.n_evictions = 0
+        self.on_eviction: Callable[[Sequence[int]], None] | None = None
         self._lead = lead
         self._slides = tuple(isinstance(group.retention, Window) for group in groups)
         self._smallest = config.smallest_page // FRAME
@@ -180,6 +181,8 @@ class FrameStore:
         gone = self._cache.evict(n_frames - self._pool.n_free)
         self._free_frames(gone)
         self.n_evictions += len(gone)
+        if self.on_eviction is not None:
+            self.on_eviction(gone)
 
     def _free_extents(self, extents: Sequence[tuple[int, int]]) -> int:
         """Free what is not a hole; returns how many frames that is."""

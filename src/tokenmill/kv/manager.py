@@ -21,7 +21,7 @@ frame's bytes. *Promised* frames are free or cached ones that a sequence may sti
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from tokenmill.core.config import BlockManagerConfig
 from tokenmill.core.types import FRAME, Streaming
@@ -71,6 +71,20 @@ class KVManager:
     @property
     def n_evictions(self) -> int:
         return self._store.n_evictions
+
+    @property
+    def lead(self) -> int | None:
+        """The group whose frames are the keys of the prefix tree, if there is one."""
+        return self._leader()
+
+    @property
+    def on_eviction(self) -> Callable[[Sequence[int]], None] | None:
+        """Is told of frames that the prefix cache has given up."""
+        return self._store.on_eviction
+
+    @on_eviction.setter
+    def on_eviction(self, told: Callable[[Sequence[int]], None]) -> None:
+        self._store.on_eviction = told
 
     @property
     def available(self) -> int:

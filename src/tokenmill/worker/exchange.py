@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tokenmill.core.clock import MonotonicClock
 from tokenmill.core.config import KVTransferConfig
 from tokenmill.core.connectors import parse_connector
-from tokenmill.core.handover import FromWorker, Prefill, Ready, Refused, Release, Reserve, Start, Taken
+from tokenmill.core.handover import Cached, FromWorker, Prefill, Ready, Refused, Release, Reserve, Start, Taken
 from tokenmill.core.messages import HandoverStats, SequenceOutput
 from tokenmill.worker.giving import Giving
 from tokenmill.worker.handover.lease import Source
@@ -44,7 +44,10 @@ class Exchange:
     ) -> None:
         """boot: of this process. send: to the gateway. post: hands what a thread has seen to `handle`, in the loop."""
         clock, fingerprint = MonotonicClock(), engine.info.fingerprint
+        assert engine.filling is not None, "the engine of a worker among others tells what it fills"
         self._engine = engine
+        self._filling = engine.filling
+        self._send = send
         self._door = door
         self._reader = reader
         self._giving = Giving(engine, door, Source(boot, fingerprint, door.address), send, clock)
@@ -88,6 +91,9 @@ class Exchange:
     def stepped(self, outputs: Sequence[SequenceOutput]) -> None:
         """To be told of every step that has finished, before its outputs are sent."""
         self._giving.stepped(outputs)
+        chains, evicted = self._filling.news()
+        if chains or evicted:
+            self._send(Cached(chains, evicted))
 
     def planned(self) -> None:
         """To be told when the engine has planned a step: frames in transit may have given way to it."""
