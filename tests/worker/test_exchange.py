@@ -34,6 +34,7 @@ from tokenmill.core.handover import (
 )
 from tokenmill.core.messages import Abort, Drain, Failed, Generate, SequenceOutput, StepOutput
 from tokenmill.core.types import FRAME, SamplingParams
+from tokenmill.engine.filling import Filling
 from tokenmill.engine.transit import Gate, Transit
 from tokenmill.kv.groups import KVGroup, Whole, Window
 from tokenmill.kv.manager import KVManager
@@ -92,6 +93,7 @@ class Stepper:
         self.transit = WatchedTransit(self.kv, 32, self.once)
         self.info: Any = msgspec.defstruct("Info", ["fingerprint"])("model")
         self.windows = TARGET.windows
+        self.filling = Filling(self.kv, "model", store=False, router=True)
         self.memory = self
         self.added: queue.SimpleQueue[Generate] = queue.SimpleQueue()
         self.in_work = False
