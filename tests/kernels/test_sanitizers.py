@@ -30,7 +30,7 @@ def compile_object(source: Path, to: Path, flags: str) -> Path:
 
 def run_driver(folder: Path, flags: str, options: dict[str, str], name: str = "sanitize.cpp") -> None:
     flags = f"-O1 -g1 {flags} -Dmmap=guarded_mmap -Dmunmap=guarded_munmap"
-    core = ("pool", "pack", "step", "tape", "sample", "verify", "variants")
+    core = ("memory", "pool", "pack", "step", "tape", "sample", "verify", "variants")
     objects = [compile_object(NATIVE / f"src/{n}.cpp", folder / f"{n}.o", flags) for n in core]
     objects += [compile_object(NATIVE / f"src/{v}/kernels.cpp", folder / f"{v}.o", f"{flags} {FLAGS[v]}") for v in VARIANTS]
     objects.append(compile_object(Path(__file__).with_name(name), folder / "driver.o", flags))
