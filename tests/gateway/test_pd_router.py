@@ -35,6 +35,17 @@ def test_a_budget_is_the_workers_own(smollm2_path: Path) -> None:
     assert found["decode-0"].kv_cache_config.memory_budget_gb == 0.25
 
 
+def test_workers_share_one_store(smollm2_path: Path) -> None:
+    model = {"model": str(smollm2_path), "kv_store_config": {"url": "embedded"}}
+    router = PDRouter([model], [model, model])
+    assert router._store is not None
+    with router._store as server:
+        stores = [plan.config.kv_store_config for plan in router._plans]
+        assert [store and store.url for store in stores] == [server.url] * 3
+    with pytest.raises(ConfigError, match="kv_store_config is not the same for all engines"):
+        PDRouter([model], [{"model": str(smollm2_path)}])
+
+
 def test_the_articles_settings_are_taken(smollm2_path: Path) -> None:
     model = {"model": str(smollm2_path), "gpu_memory_utilization": 0.5, "tensor_parallel_size": 1, "dtype": "auto"}
     prefill = model | {"enable_chunked_prefill": True, "chunk_size": 2048, "scheduler": "prefill_optimized"}

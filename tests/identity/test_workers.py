@@ -133,6 +133,7 @@ async def test_workers_that_have_joined_by_tcp(pool: RequestPool, tmp_path: Path
     cluster = Cluster(config, [], separation=ALWAYS, joining=True)
     clusters = Clusters([cluster], listening)
     sizes = ["--threads", "1", "--max-model-len", "1800", "--kv-memory-gb", "0.6", "--served-model-name", "m"]
+    sizes += ["--kv-store-folder", str(tmp_path / "store")]
     command = [*TOKENMILL, "worker", str(pool.alone.model), "--join", f"127.0.0.1:{port}", "--secret-file", str(secret), *sizes]
     processes = [await asyncio.create_subprocess_exec(*command, "--role", role, "--name", role) for role in ("prefill", "decode")]
     try:
@@ -151,6 +152,8 @@ async def test_workers_that_have_joined_by_tcp(pool: RequestPool, tmp_path: Path
             while len(cluster.workers) < 2:
                 await asyncio.sleep(0.01)
         await serve(cluster, pool, pool.short, seed=7, count=5)
+        assert all(engine.stats.store is not None for engine in await cluster.stats(5))
+        assert any((tmp_path / "store").iterdir()), "what they computed is kept, also for those who join later"
         for process in processes:
             process.terminate()
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
